@@ -1,0 +1,48 @@
+# Every command makes its own environment first: a fresh clone needs only python3 (3.11 or newer) and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SHELL := /bin/bash
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+.PHONY: install
+install: $(STAMP) ## make .venv with the package and the development tools
+
+.PHONY: format
+format: $(STAMP) ## format the code and apply safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: lint
+lint: $(STAMP) ## ruff: formatting and rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+.PHONY: types
+types: $(STAMP) ## mypy and pyright, both strict
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+.PHONY: unit
+unit: $(STAMP) ## all tests, with the coverage gate
+	$(BIN)/pytest --cov --cov-report=term
+
+.PHONY: test
+test: lint types unit ## linters, type checkers and all tests
+
+.PHONY: clean
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build bench-results

@@ -1,0 +1,3 @@
+"""An asyncio-native batch queue framework."""
+
+from __future__ import annotations

@@ -1,0 +1,135 @@
+"""Every error the library raises on purpose, under one base class.
+
+A message names the thing, the value, the rule it breaks and the way out. Whether an export error may be retried is
+a property of its class, so that a worker decides by type and never by parsing text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class BatchQueueError(Exception):
+    """The base of every error that this library raises on purpose.
+
+    Example:
+        >>> issubclass(ConfigError, BatchQueueError)
+        True
+    """
+
+
+class ConfigError(BatchQueueError, ValueError):
+    """A configuration value breaks a rule; raised before anything starts.
+
+    Example:
+        >>> raise ConfigError("queue 'spans': max_batch=0 is below 1; set max_batch to 1 or more")
+        Traceback (most recent call last):
+        ...
+        batchqueue_async.errors.ConfigError: queue 'spans': max_batch=0 is below 1; set max_batch to 1 or more
+    """
+
+
+class QueueExistsError(ConfigError):
+    """`create` was called with a name that is taken; `get_or_create` shares the existing queue."""
+
+
+class QueueClosedError(BatchQueueError):
+    """The queue is shut down, and the call has no way to say so by its result."""
+
+
+class WrongLoopError(BatchQueueError, RuntimeError):
+    """A queue was called from a thread or event loop other than its own; use `queue.bridge()` there."""
+
+
+class DeadlockError(BatchQueueError, RuntimeError):
+    """The call would wait for its own caller, so it could never return."""
+
+
+class ForkedError(BatchQueueError, RuntimeError):
+    """A queue, scheduler or bridge made before a fork was used in the child, where its loop thread does not run."""
+
+
+class UnhandledTypeError(BatchQueueError, TypeError):
+    """No handler, base-class handler or fallback takes an item of this type; given as a reason in `DeliveryError`."""
+
+
+class ItemDroppedError(BatchQueueError):
+    """The queue's strategy refused or evicted the item; given as a reason in `DeliveryError`."""
+
+
+class Failure(NamedTuple):
+    """Some items of one `deliver` call, and the error that kept them from being handled."""
+
+    items: tuple[Any, ...]
+    error: BaseException
+
+
+class DeliveryError(BatchQueueError):
+    """Some items of a `deliver` call were not handled; `failures` says which and why.
+
+    Attributes:
+        failures: the items that were not handled, grouped by the error that each group met.
+    """
+
+    failures: tuple[Failure, ...]
+
+    def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
+        super().__init__(message)
+        self.failures = tuple(failures)
+
+
+class DurableQueueError(BatchQueueError):
+    """The base of what the durable queue raises."""
+
+
+class LockedError(DurableQueueError):
+    """Another process or object owns the queue's directory; the message names it."""
+
+
+class CorruptionError(DurableQueueError):
+    """Data on disk fails its checks; the message carries path, offset and what was found."""
+
+
+class DiskFullError(DurableQueueError):
+    """The disk or the queue's quota has no room for the record."""
+
+
+class RecordTooLargeError(DurableQueueError, ValueError):
+    """A record is larger than the queue's `max_record`."""
+
+
+class SinkError(BatchQueueError):
+    """The base of what a sink raises to say how its failure is to be treated."""
+
+
+class RetryableError(SinkError):
+    """The same batch may succeed later.
+
+    Attributes:
+        retry_after: seconds that the destination asked to be left alone, or None.
+
+    Example:
+        >>> RetryableError("503 from collector", retry_after=2.5).retry_after
+        2.5
+    """
+
+    retry_after: float | None
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class PermanentError(SinkError):
+    """The same batch can never succeed; it goes to the dead letters with this reason."""
+
+
+class TooLargeError(SinkError):
+    """The destination refuses a batch of this size; the exporter splits it."""
+
+
+class AuthError(SinkError):
+    """The destination refuses our credentials; sending pauses and alarms, and nothing is dropped."""
