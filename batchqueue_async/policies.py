@@ -103,11 +103,7 @@ class WorkerPolicy:
             return f"fixed({self.base})"
         if self.kind == "io_bound":
             return "io_bound()"
-        return (
-            f"cpu_cores_with_base({self.base}, {self.per_core})"
-            if self.base
-            else f"cpu_cores({self.per_core})"
-        )
+        return f"cpu_cores_with_base({self.base}, {self.per_core})" if self.base else f"cpu_cores({self.per_core})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,3 @@
+"""Type-only uses of the public API: checked by mypy and pyright, never run."""
+
+from __future__ import annotations
