@@ -1,9 +1,8 @@
 """Test tools: an event loop in virtual time, and handlers that record what they were given.
 
-On a `VirtualTimeLoop` nobody sleeps: when no callback is ready the clock jumps to the next timer. An hour of backoff
-passes in milliseconds, `loop.time()` is exact to the last bit, and a test that waits for ever fails with the list of
-what waits. A seed shuffles which runnable task goes next, so that one test tries many interleavings and a failing
-one replays.
+On a `VirtualTimeLoop` nobody sleeps: when no callback is ready the clock jumps to the next timer, so that an hour of
+backoff passes in milliseconds, `loop.time()` is exact, and a test that would hang fails with the list of what waits.
+A seed shuffles which runnable task goes next: one test tries many interleavings, and a failing one replays.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ T = TypeVar("T")
 
 
 class VirtualTimeError(BatchQueueError, RuntimeError):
-    """A test in virtual time can't go on: nothing will ever wake it, it never settles, or its time limit is over.
-
-    The message lists the pending tasks and the line at which each of them waits.
-    """
+    """A test in virtual time can't go on: it waits for ever, never settles or is out of time; lists the tasks."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -47,11 +43,11 @@ class _JumpingSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(0)
-        if events or (timeout is not None and timeout <= 0) or self.loop._jump():
-            return events
-        events = super().select(self.loop.stall_timeout)
-        if not events:
-            raise self.loop._stalled()
+        if not events and (timeout is None or timeout > 0) and not self.loop._jump():
+            events = super().select(self.loop.stall_timeout)
+            if not events:
+                why = f"no timer can fire (holds on the clock: {self.loop._holds}), no I/O or thread came"
+                raise self.loop._error(f"nothing is ready, {why} in {self.loop.stall_timeout} real seconds")
         return events
 
 
@@ -61,18 +57,8 @@ class _OrderedTimer(asyncio.TimerHandle):
     __slots__ = ("number",)
     number: int
 
-    def __lt__(self, other: object) -> bool:
-        if isinstance(other, _OrderedTimer):
-            return (self.when(), self.number) < (other.when(), other.number)
-        return NotImplemented
-
-
-def _is_task_step(handle: asyncio.Handle) -> bool:
-    """Tell whether a handle runs a task's next step; `task.cancel` and the like are callbacks as any other."""
-    callback = getattr(handle, "_callback", None)
-    if not isinstance(getattr(callback, "__self__", None), asyncio.Task):
-        return False
-    return not hasattr(asyncio.Task, getattr(callback, "__name__", ""))
+    def __lt__(self, other: Any) -> bool:
+        return (self.when(), self.number) < (other.when(), other.number)
 
 
 class _ShuffledReady(deque[Any]):
@@ -84,11 +70,13 @@ class _ShuffledReady(deque[Any]):
         self._steps: list[asyncio.Handle] = []
 
     def append(self, handle: asyncio.Handle, /) -> None:
-        if not _is_task_step(handle):
+        callback: Any = getattr(handle, "_callback", None)
+        is_method = isinstance(getattr(callback, "__self__", None), asyncio.Task)
+        if is_method and not hasattr(asyncio.Task, getattr(callback, "__name__", "")):  # a step, not task.cancel
+            self._steps.append(handle)  # first, so that a place never stands in the queue without a step
+            super().append(None)
+        else:
             super().append(handle)
-            return
-        self._steps.append(handle)  # first, so that a place never stands in the queue without a step
-        super().append(None)
 
     def popleft(self) -> asyncio.Handle:
         handle = super().popleft()
@@ -102,11 +90,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     until it returns; for other threads (anyio's, your own) and for processes say so with `hold_clock`. With nothing
     ready and no timer the loop waits `stall_timeout` real seconds for I/O or a thread, then raises `VirtualTimeError`.
 
-    Args:
-        seed: shuffles the order in which ready tasks run; other callbacks keep their order. None keeps asyncio's order.
-        start: the clock's first reading.
-        stall_timeout: real seconds to wait for I/O or a thread when nothing else can happen.
-        time_limit: virtual seconds after which `VirtualTimeError` is raised, so that a test that polls for ever ends.
+    `seed` shuffles the order in which ready tasks run; other callbacks keep their order. `start` is the clock's first
+    reading. After `time_limit` virtual seconds the loop raises `VirtualTimeError`, so a test that polls for ever ends.
 
     Example:
         >>> with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start=100.0)) as runner:
@@ -120,24 +105,19 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     _clock_resolution: float
 
     def __init__(
-        self,
-        *,
-        seed: int | None = None,
-        start: float = 0.0,
-        stall_timeout: float = 10.0,
-        time_limit: float | None = None,
+        self, *, seed: int | None = None, start: float = 0.0, stall_timeout: float = 10.0, time_limit: float = math.inf
     ) -> None:
         selector = _JumpingSelector()
         super().__init__(selector)
         selector.loop = self
         self.seed = seed
         self.stall_timeout = stall_timeout
-        self.time_limit = math.inf if time_limit is None else time_limit
-        self._holds = 0
-        self._settling = 0
+        self.time_limit = time_limit
+        self._holds = self._settling = 0
         self._timer_numbers = itertools.count()
-        self._set_clock(start)
-        self._limit = start + self.time_limit
+        self._now = start
+        self._clock_resolution = math.ulp(start)  # see _jump
+        self._limit = start + time_limit
         if seed is not None:
             self._ready = _ShuffledReady(seed)
 
@@ -179,43 +159,29 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         with self.hold_clock():
             await super().shutdown_default_executor(*args)
 
-    def _set_clock(self, now: float) -> None:
-        self._now = now
-        # asyncio runs timers that are due before now + resolution: with one unit in the last place that is exactly
-        # those with when <= now, none of them early and, whatever the rounding, none of them left behind.
-        self._clock_resolution = math.ulp(now)
-
     def _jump(self) -> bool:
-        """Set the clock to the next timer, if there is one and the clock is not held."""
         when = self._scheduled[0].when() if self._scheduled else math.inf
         if self._holds or when == math.inf:  # anyio.sleep_forever has a timer, at infinity
             return False
         if when > self._limit:
             self._limit = self._now + self.time_limit  # as much again for the clean-up
             raise self._error(f"the virtual time limit of {self.time_limit} s is over at {self._now} s")
-        self._set_clock(when)
+        self._now = when
+        # asyncio runs timers that are due before now + resolution: with one unit in the last place that is exactly
+        # those with when <= now, none of them early and, whatever the rounding, none of them left behind.
+        self._clock_resolution = math.ulp(when)
         return True
 
-    def _stalled(self) -> VirtualTimeError:
-        return self._error(
-            f"nothing is ready, there is no timer to jump to or the clock is held (holds: {self._holds}), and in "
-            f"{self.stall_timeout} real seconds neither I/O nor a thread came: what is waited for never happens"
-        )
-
     def _error(self, reason: str) -> VirtualTimeError:
-        tasks = sorted(_whereabouts(task) for task in asyncio.all_tasks(self))
-        return VirtualTimeError(
-            f"{reason}; pending tasks ({len(tasks)}):" + "".join(f"\n  {task}" for task in tasks[:50])
-        )
+        tasks = sorted(map(_whereabouts, asyncio.all_tasks(self)))
+        return VirtualTimeError("\n  ".join([f"{reason}; pending tasks ({len(tasks)}):", *tasks[:50]]))
 
 
 def _whereabouts(task: asyncio.Task[Any]) -> str:
-    """Name a task and the chain of coroutines from its first to the one that waits."""
     steps: list[str] = []
     awaited: Any = task.get_coro()
     while frame := getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None):
-        code = frame.f_code
-        steps.append(f"{code.co_qualname} ({Path(code.co_filename).name}:{frame.f_lineno})")
+        steps.append(f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})")
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
     return f"{task.get_name()}: {' > '.join(steps)}"
 
@@ -233,13 +199,12 @@ def run_virtual(
     those of `VirtualTimeLoop`; an error that leaves carries the seed as a note.
 
     Example:
-        >>> async def hour() -> float:
-        ...     await asyncio.sleep(3600)
-        ...     return asyncio.get_running_loop().time()
-        >>> run_virtual(hour)
-        3600.0
+        >>> run_virtual(lambda: asyncio.sleep(3600, "an hour later"))
+        'an hour later'
     """
-    factory = partial(VirtualTimeLoop, seed=seed, stall_timeout=stall_timeout, time_limit=timeout)
+    factory = partial(
+        VirtualTimeLoop, seed=seed, stall_timeout=stall_timeout, time_limit=math.inf if timeout is None else timeout
+    )
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(main() if callable(main) else main)
@@ -263,8 +228,7 @@ async def settle(rounds: int = 10_000) -> None:
         >>> run_virtual(main)
         True
     """
-    loop = asyncio.get_running_loop()
-    if not isinstance(loop, VirtualTimeLoop):
+    if not isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
         for _ in range(min(rounds, 50)):
             await asyncio.sleep(0)
         return
@@ -293,8 +257,7 @@ async def advance(seconds: float) -> None:
         >>> run_virtual(main)
         True
     """
-    loop = asyncio.get_running_loop()
-    if not isinstance(loop, VirtualTimeLoop):
+    if not isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
         raise VirtualTimeError(f"advance() was called on {loop!r}, whose time is real; run the test with run_virtual()")
     await asyncio.sleep(seconds)
     await settle()
@@ -333,13 +296,10 @@ class RecordingHandler(Generic[T]):
         fail: the exception that a call raises at its end, or a function of the batch; may be set at any time.
 
     Example:
-        >>> async def main() -> tuple[list[list[int]], list[float]]:
-        ...     handler = RecordingHandler[int](delay=0.5)
-        ...     await handler.consume([1, 2])
-        ...     await handler.consume([3])
-        ...     return handler.batches, handler.times
-        >>> run_virtual(main)
-        ([[1, 2], [3]], [0.0, 0.5])
+        >>> handler = RecordingHandler[int](delay=0.5)
+        >>> run_virtual(lambda: handler.consume([1, 2]))
+        >>> handler.batches, handler.times
+        ([[1, 2]], [0.0])
     """
 
     def __init__(
@@ -348,8 +308,7 @@ class RecordingHandler(Generic[T]):
         delay: float | Callable[[Sequence[T]], float] = 0.0,
         fail: BaseException | Callable[[Sequence[T]], BaseException | None] | None = None,
     ) -> None:
-        self.delay = delay
-        self.fail = fail
+        self.delay, self.fail = delay, fail
         self.batches: list[list[T]] = []
         self.items: list[T] = []
         self.handled: list[T] = []
@@ -407,9 +366,7 @@ class RecordingHandler(Generic[T]):
 
 
 class IdleRecordingHandler(RecordingHandler[T]):
-    """A `RecordingHandler` that wants `on_idle` too, which keeps its queue from parking.
-
-    A call of `on_idle` beside a running `consume` shows in `max_active`.
+    """A `RecordingHandler` that wants `on_idle` too; a call of it beside a running `consume` shows in `max_active`.
 
     Example:
         >>> handler = IdleRecordingHandler[int]()
