@@ -71,12 +71,11 @@ class _ShuffledReady(deque[Any]):
 
     def append(self, handle: asyncio.Handle, /) -> None:
         callback: Any = getattr(handle, "_callback", None)
-        is_method = isinstance(getattr(callback, "__self__", None), asyncio.Task)
-        if is_method and not hasattr(asyncio.Task, getattr(callback, "__name__", "")):  # a step, not task.cancel
+        task = getattr(callback, "__self__", None)
+        step = isinstance(task, asyncio.Task) and not hasattr(asyncio.Task, getattr(callback, "__name__", ""))
+        if step:  # a method that tasks do not show: task.cancel and the like are callbacks as any other
             self._steps.append(handle)  # first, so that a place never stands in the queue without a step
-            super().append(None)
-        else:
-            super().append(handle)
+        super().append(None if step else handle)
 
     def popleft(self) -> asyncio.Handle:
         handle = super().popleft()
@@ -155,7 +154,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     async def shutdown_default_executor(self, *args: Any) -> None:
-        """Wait for the executor's threads in real time: since 3.12 asyncio sets a timeout, which must not jump."""
+        """Wait for the executor's threads in real time: recent Pythons set a timeout, which must not jump."""
         with self.hold_clock():
             await super().shutdown_default_executor(*args)
 
@@ -308,7 +307,8 @@ class RecordingHandler(Generic[T]):
         delay: float | Callable[[Sequence[T]], float] = 0.0,
         fail: BaseException | Callable[[Sequence[T]], BaseException | None] | None = None,
     ) -> None:
-        self.delay, self.fail = delay, fail
+        self.delay: float | Callable[[Sequence[T]], float] = delay
+        self.fail: BaseException | Callable[[Sequence[T]], BaseException | None] | None = fail
         self.batches: list[list[T]] = []
         self.items: list[T] = []
         self.handled: list[T] = []

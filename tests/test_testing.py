@@ -173,6 +173,13 @@ def test_debug_mode_works():
         assert runner.run(main()) == 1.0
 
 
+@given(st.floats(min_value=0, max_value=10))
+async def test_hypothesis_examples_run_in_virtual_time(delay):
+    before = now()
+    await asyncio.sleep(delay)
+    assert now() == before + delay
+
+
 # --- threads and I/O
 
 
@@ -422,7 +429,8 @@ async def test_pure_python_tasks_are_shuffled_and_run(request):
 
 @pytest.mark.seeds(3)
 async def test_a_seeds_test_runs_on_its_seed(request):
-    assert request.node.callspec.id == f"seed-{asyncio.get_running_loop().seed}"
+    seed = asyncio.get_running_loop().seed
+    assert request.node.name.endswith(f"[seed-{seed}]") or seed == 0  # pytest-asyncio hides the id of a single one
 
 
 def test_an_error_carries_its_seed():
@@ -473,9 +481,9 @@ def test_run_virtual_waits_in_real_time_for_the_threads_of_the_executor():
         finished.append(gate.wait(5))
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, work)
+        call = asyncio.get_running_loop().run_in_executor(None, work)
         await asyncio.to_thread(started.wait, 5)
+        call.cancel()  # so that only the shutdown waits for the thread
         threading.Timer(0.02, gate.set).start()
 
     run_virtual(main)
