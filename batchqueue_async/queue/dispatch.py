@@ -301,7 +301,7 @@ class _Appends(dict[type, "Callable[[T], None]"]):
 
 def _only_type(partition: Partition[Any], items: list[Any]) -> type[Any] | None:
     """The type of all the items, or None if they differ."""
-    first = cast("type[Any]", type(items[0]))
+    first: type[Any] = type(items[0])
     if partition.types is not None:
         return first if len(partition.types) == 1 else None
     if type(items[-1]) is not first or len(set(map(type, items))) > 1:
