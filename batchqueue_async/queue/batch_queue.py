@@ -6,8 +6,7 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import structlog
-
+from batchqueue_async import log
 from batchqueue_async.config import Handler, QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _TYPE = type  # add_handler's parameter hides the builtin
 HandlerT = TypeVar("HandlerT", bound="Callable[..., Any]")
-
-_log: Any = structlog.get_logger("batchqueue_async")
 
 
 class BatchQueue(Delivering[T], Generic[T]):
@@ -115,7 +112,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         workers = policy.resolve()
         partitions = config.partitions.resolve(workers)
         if partitions < workers:
-            _log.warning("workers_reduced", queue=self.name, workers=workers, partitions=partitions)
+            log.warning("workers_reduced", queue=self.name, workers=workers, partitions=partitions)
             workers = partitions
         if config.consumer is not None and partitions > 1 and isinstance(config.selector, TypeHash):
             self._warn_spread("a single consumer takes every type, so items of one type keep to one partition")
@@ -128,7 +125,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         return selector
 
     def _warn_spread(self, reason: str) -> None:
-        _log.warning(
+        log.warning(
             "type_hash_cannot_spread", queue=self.name, reason=reason, way_out="selector=round_robin() or by_key(fn)"
         )
 
@@ -140,7 +137,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         if self.config.balancer is not None and len(self._workers) > 1:
             self._rebalancer = Rebalancer(self.name, self.config.balancer, self._placement.partitions, self._workers)
             self._rebalancer.start(self._loop, self.config.balance_interval)
-        _log.info(
+        log.info(
             "queue_created",
             queue=self.name,
             workers=self.worker_count,
@@ -237,7 +234,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         for partition in new:
             min(self._workers, key=lambda worker: len(worker.partitions)).adopt(partition)
         self._placement.grow(new)
-        _log.debug("queue_grown", queue=self.name, partitions=wanted)
+        log.debug("queue_grown", queue=self.name, partitions=wanted)
 
     # -- numbers -------------------------------------------------------------------------------------------------
 
@@ -354,9 +351,9 @@ class BatchQueue(Delivering[T], Generic[T]):
         self.close_gate()
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error("worker_died", queue=self.name, **describe(error))
+            log.error("worker_died", queue=self.name, **describe(error))
         else:
-            _log.error(
+            log.error(
                 "queue_abandoned",
                 queue=self.name,
                 items=self._outstanding(),

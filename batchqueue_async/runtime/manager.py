@@ -6,8 +6,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import structlog
-
+from batchqueue_async import log
 from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeadlockError, QueueExistsError
 from batchqueue_async.queue.batch_queue import BatchQueue
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.stats import ShutdownReport
 
 T = TypeVar("T")
-
-_log: Any = structlog.get_logger("batchqueue_async")
 
 LOOP_GRACE = 1.0
 """Seconds, on top of a queue's own deadline, for another thread's loop to answer before it counts as stalled."""
@@ -95,9 +92,9 @@ class BatchQueueManager:
         scheduler = self._schedulers.get(wanted.name)
         if scheduler is None:
             scheduler = self._schedulers[wanted.name] = Scheduler(wanted.name, wanted.policy)
-            _log.info("scheduler_created", scheduler=wanted.name, policy=str(wanted.policy), calls=scheduler.limit)
+            log.info("scheduler_created", scheduler=wanted.name, policy=str(wanted.policy), calls=scheduler.limit)
         elif scheduler.policy != wanted.policy:
-            _log.warning(
+            log.warning(
                 "scheduler_policy_ignored",
                 queue=queue,
                 scheduler=wanted.name,
@@ -118,7 +115,7 @@ class BatchQueueManager:
             )
         differing = queue.config.differences(config)
         if differing:
-            _log.warning("queue_config_ignored", queue=queue.name, fields=differing)
+            log.warning("queue_config_ignored", queue=queue.name, fields=differing)
 
     def get(self, name: str) -> BatchQueue[Any] | None:
         """The queue of that name, or None."""
@@ -205,7 +202,7 @@ class BatchQueueManager:
                 async with asyncio.timeout(allowed + CANCEL_GRACE + LOOP_GRACE):
                     return await asyncio.wrap_future(ending)
             except TimeoutError:
-                _log.error("loop_stalled", queue=queue.name, timeout=allowed)
+                log.error("loop_stalled", queue=queue.name, timeout=allowed)
         return queue.abandon()
 
     async def __aenter__(self) -> Self:
