@@ -135,9 +135,20 @@ class Placement(Generic[T]):
 
     def index_of(self, item: T) -> int:
         """The index that a selector gives for the item now."""
-        return self._ask(item, self._width)
+        return self.ask(item, self._width)
 
-    def _ask(self, item: T, width: int) -> int:
+    @property
+    def width(self) -> int:
+        """Below what a selector's index is for an item that comes in now: its last stop has that index."""
+        return self._next_width if self._fences else self._width
+
+    @property
+    def moving(self) -> bool:
+        """Whether some items have to take their way through a transit."""
+        return bool(self.transits) or bool(self._fences)
+
+    def ask(self, item: T, width: int) -> int:
+        """The selector's index for an item, checked; from any thread."""
         index = self.selector(item, width)
         if not 0 <= index < width:
             raise ConfigError(
@@ -164,10 +175,11 @@ class Placement(Generic[T]):
         self._fences = []
         if len(self.partitions) > self._width:
             self._move_all()
+        self.on_rerouted()
 
     def _moving(self, item: T, index: int) -> Place[T]:
         old = self.partitions[index]
-        new_index = self._ask(item, self._next_width)
+        new_index = self.ask(item, self._next_width)
         if new_index == index:
             return old
         pair = (index, new_index)

@@ -324,7 +324,7 @@ class Producing(Generic[T]):
         while index < len(items) and not self._closed:
             place = self._placement.place(items[index])
             count = 1
-            if self._only is not None and not place.line.full():
+            if self._only is not None and place.line.room() > 0 and not place.line.full():
                 count = min(len(items) - index, place.line.room())
                 self._only.offer_many(items[index : index + count])
             elif not place.offer(items[index]):
