@@ -34,6 +34,7 @@ from batchqueue_async.errors import (
     ForkedError,
     ItemDroppedError,
     LockedError,
+    PartlyAcceptedError,
     PermanentError,
     QueueClosedError,
     QueueExistsError,
@@ -50,8 +51,11 @@ from batchqueue_async.queue.balancer import throughput_weighted
 from batchqueue_async.queue.batch_queue import BatchQueue
 from batchqueue_async.queue.selector import Selector, by_key, round_robin, type_hash
 from batchqueue_async.queue.stats import Distribution, PartitionStats, QueueStats, ShutdownReport, WorkerStats
+from batchqueue_async.runtime.bridge import SyncBridge
 from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
+from batchqueue_async.runtime.runner import run
 from batchqueue_async.runtime.scheduler import Scheduler
+from batchqueue_async.runtime.sync_queue import SyncQueue
 
 __version__ = "0.1.0"
 
@@ -78,6 +82,7 @@ __all__ = [
     "LockedError",
     "PartitionPolicy",
     "PartitionStats",
+    "PartlyAcceptedError",
     "PermanentError",
     "QueueClosedError",
     "QueueConfig",
@@ -90,6 +95,8 @@ __all__ = [
     "SharedScheduler",
     "ShutdownReport",
     "SinkError",
+    "SyncBridge",
+    "SyncQueue",
     "TooLargeError",
     "UnhandledTypeError",
     "WorkerPolicy",
@@ -101,6 +108,7 @@ __all__ = [
     "in_thread",
     "load_config",
     "round_robin",
+    "run",
     "throughput_weighted",
     "type_hash",
 ]
