@@ -43,7 +43,9 @@ class Consumer(Protocol[T]):
 
 
 Handler = Callable[[list[T]], Awaitable[object]] | Consumer[T]
+"""What takes batches: an async function of one batch, or a `Consumer`."""
 ErrorHandler = Callable[[Sequence[T], BaseException], object]
+"""What takes failed batches: a function, async or not, of the batch and the error."""
 
 
 class DrainBalancer(Protocol):
@@ -71,7 +73,7 @@ class BufferStrategy(Enum):
     BLOCKING = "blocking"
     """`produce` waits, first come, first served, up to `block_timeout`; `produce_nowait` refuses."""
     IF_POSSIBLE = "if_possible"
-    """The item is refused: `produce` returns False at once."""
+    """The item is refused; `produce` returns False at once."""
     DROP_OLDEST = "drop_oldest"
     """The oldest waiting item of the partition makes room, and is counted as dropped."""
     DROP_NEWEST = "drop_newest"

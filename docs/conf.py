@@ -42,7 +42,7 @@ html_theme = "furo"
 html_title = "batchqueue_async"
 html_show_copyright = False
 
-# -- the reference: a page for each area, made from the public names, so that no name is ever missing --------------------
+# -- the reference: a page for each area, made from the public names, so that none is missing --
 
 AREAS = [
     ("configuration", "Configuration", ("config", "policies", "queue.selector", "queue.balancer")),

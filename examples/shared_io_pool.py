@@ -54,11 +54,9 @@ async def run(calls: int, count: int) -> None:
         assert scheduler is not None  # noqa: S101 - the queues above named it
         print(f"{len(queues)} queues on one thread, {scheduler.limit} calls at once")
 
-        # The queues live on IO_POOL's loop, so the calls to them have to run there.
-        async def feed(queue: bq.BatchQueue[int]) -> int:
-            return await queue.produce_many(range(count))
-
-        accepted = await asyncio.gather(*(scheduler.run(feed, queue) for queue in queues))
+        # The queues live on IO_POOL's loop; from this one they are reached through their bridges.
+        feeding = [queue.bridge().produce_many_async(range(count)) for queue in queues]
+        accepted = await asyncio.gather(*feeding)
         reports = await manager.shutdown_all()
 
     for name, taken in zip(DESTINATIONS, accepted, strict=True):
