@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +51,10 @@ class _Load:
 
     def handler(self) -> Callable[[Sequence[Any]], Any]:
         async def handle(batch: Sequence[Any]) -> None:
-            loop = asyncio.get_running_loop()
-            start = loop.time()
+            # not the loop's time: uvloop's stands still within an iteration, and counts in milliseconds
+            start = time.perf_counter()
             await asyncio.sleep(self._seconds_per_item * len(batch))
-            self._calls.append((asyncio.current_task(), start, loop.time(), len(batch)))
+            self._calls.append((asyncio.current_task(), start, time.perf_counter(), len(batch)))
 
         return handle
 
@@ -87,11 +88,10 @@ async def _rebalance(sizes: Sizes, run: int, *, with_static: bool) -> Samples:
             for kind in types:
                 queue.add_handler(kind, loads[name].handler())
             producers += [asyncio.create_task(_produce(queue, mix, seed)) for seed in range(PRODUCERS)]
-        loop = asyncio.get_running_loop()
         await asyncio.sleep(sizes.rebalance_settle)
-        start = loop.time()
+        start = time.perf_counter()
         await asyncio.sleep(sizes.rebalance_window)
-        end = loop.time()
+        end = time.perf_counter()
         # what is in flight at the window's end is counted too, once its handler has returned
         await asyncio.sleep(BUFFER * sizes.rebalance_seconds_per_item * 2)
         for producer in producers:
