@@ -1,3 +1,104 @@
-"""An asyncio-native batch queue framework."""
+"""An asyncio-native batch queue framework: items go in one at a time or by the thousand, and come out in batches.
+
+The way of an item::
+
+    producer -- selector -- partition == drain task -- dispatch -- handler
+
+Two rules carry the design. A queue lives on exactly one event loop, so its hot path has no locks; every caller from
+elsewhere comes through one door, the bridge. And accepted is a promise: when `produce` says yes, the item is handled,
+given to the error handler, or returned in the shutdown report.
+"""
 
 from __future__ import annotations
+
+from batchqueue_async.config import (
+    BufferStrategy,
+    Consumer,
+    DrainBalancer,
+    ErrorHandler,
+    Handler,
+    QueueConfig,
+    SharedScheduler,
+)
+from batchqueue_async.errors import (
+    AuthError,
+    BatchQueueError,
+    ConfigError,
+    CorruptionError,
+    DeadlockError,
+    DeliveryError,
+    DiskFullError,
+    DurableQueueError,
+    Failure,
+    ForkedError,
+    ItemDroppedError,
+    LockedError,
+    PermanentError,
+    QueueClosedError,
+    QueueExistsError,
+    RecordTooLargeError,
+    RetryableError,
+    SinkError,
+    TooLargeError,
+    UnhandledTypeError,
+    WrongLoopError,
+)
+from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
+from batchqueue_async.queue.adapters import in_process, in_thread
+from batchqueue_async.queue.balancer import throughput_weighted
+from batchqueue_async.queue.batch_queue import BatchQueue
+from batchqueue_async.queue.selector import Selector, by_key, round_robin, type_hash
+from batchqueue_async.queue.stats import Distribution, PartitionStats, QueueStats, ShutdownReport, WorkerStats
+from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
+from batchqueue_async.runtime.scheduler import Scheduler
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuthError",
+    "BatchQueue",
+    "BatchQueueError",
+    "BatchQueueManager",
+    "BufferStrategy",
+    "ConfigError",
+    "Consumer",
+    "CorruptionError",
+    "DeadlockError",
+    "DeliveryError",
+    "DiskFullError",
+    "Distribution",
+    "DrainBalancer",
+    "DurableQueueError",
+    "ErrorHandler",
+    "Failure",
+    "ForkedError",
+    "Handler",
+    "ItemDroppedError",
+    "LockedError",
+    "PartitionPolicy",
+    "PartitionStats",
+    "PermanentError",
+    "QueueClosedError",
+    "QueueConfig",
+    "QueueExistsError",
+    "QueueStats",
+    "RecordTooLargeError",
+    "RetryableError",
+    "Scheduler",
+    "Selector",
+    "SharedScheduler",
+    "ShutdownReport",
+    "SinkError",
+    "TooLargeError",
+    "UnhandledTypeError",
+    "WorkerPolicy",
+    "WorkerStats",
+    "WrongLoopError",
+    "by_key",
+    "default_manager",
+    "in_process",
+    "in_thread",
+    "round_robin",
+    "throughput_weighted",
+    "type_hash",
+]

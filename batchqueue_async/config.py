@@ -1,0 +1,243 @@
+"""How a queue is configured: frozen values, checked whole before anything starts.
+
+>>> config = QueueConfig(workers=WorkerPolicy.fixed(2), partitions=PartitionPolicy.worker_multiply(2))
+>>> config.validate("spans")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+from batchqueue_async.errors import ConfigError
+from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
+from batchqueue_async.queue.selector import RoundRobin, Selector, TypeHash
+
+T = TypeVar("T")
+
+
+_ONE_PARTITION = PartitionPolicy.fixed(1)
+
+
+class Consumer(Protocol[T]):
+    """A handler as an object: `consume` takes each batch; an `async on_idle()`, if there is one, is a timer.
+
+    Example:
+        >>> class Writer:
+        ...     async def consume(self, batch: list[str]) -> None:
+        ...         print(len(batch))
+    """
+
+    async def consume(self, batch: list[T], /) -> object:
+        """Handle one batch; what it raises goes to `on_error` with the batch."""
+        ...
+
+
+Handler = Callable[[list[T]], Awaitable[object]] | Consumer[T]
+ErrorHandler = Callable[[Sequence[T], BaseException], object]
+
+
+class DrainBalancer(Protocol):
+    """Decides, from time to time, which worker owns which partition; `throughput_weighted` is the usual one."""
+
+    def assign(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> list[int] | None:
+        """The new owner of each partition, or None to leave everything where it is.
+
+        Args:
+            throughput: items accepted by each partition since the last call.
+            owners: the worker that owns each partition now.
+            workers: how many workers there are; owners are numbered from 0.
+        """
+        ...
+
+
+class BufferStrategy(Enum):
+    """What `produce` does when the item's partition is full.
+
+    Example:
+        >>> QueueConfig(strategy=BufferStrategy.DROP_OLDEST).strategy.name
+        'DROP_OLDEST'
+    """
+
+    BLOCKING = "blocking"
+    """`produce` waits, first come, first served, up to `block_timeout`; `produce_nowait` refuses."""
+    IF_POSSIBLE = "if_possible"
+    """The item is refused: `produce` returns False at once."""
+    DROP_OLDEST = "drop_oldest"
+    """The oldest waiting item of the partition makes room, and is counted as dropped."""
+    DROP_NEWEST = "drop_newest"
+    """The new item is dropped and counted; `produce` returns False."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedScheduler:
+    """A named event loop in its own thread, made by the manager on first reference and shared by all that name it.
+
+    Example:
+        >>> SharedScheduler("IO_POOL", WorkerPolicy.cpu_cores(0.5)).name
+        'IO_POOL'
+
+    Attributes:
+        name: the scheduler's name within its manager.
+        policy: how many handler calls run at once over all queues of the scheduler.
+    """
+
+    name: str
+    policy: WorkerPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueConfig(Generic[T]):
+    """Everything that can be said about a queue; `validate` says what is wrong with it.
+
+    Example:
+        >>> config = QueueConfig(buffer_size=2_000, max_batch=500, linger=0.05)
+        >>> config.buffer_size
+        2000
+
+    Attributes:
+        workers: how many drain tasks; they run on the loop that creates the queue. `fixed(1)` when neither this nor
+            `scheduler` is given.
+        scheduler: a shared scheduler to run on instead, with one drain task; at most one of the two is given.
+        partitions: how many bounded partitions.
+        selector: which partition an item goes to. None chooses by use: `round_robin()` where a single `consumer`
+            takes everything, `type_hash()` where handlers take types.
+        buffer_size: how many items each partition holds.
+        strategy: what happens when a partition is full.
+        block_timeout: how many seconds a `BLOCKING` produce waits for room before it is refused; None waits.
+        consumer: the single handler of every batch; without it, handlers are added by type.
+        fallback: the handler of items whose type has no handler.
+        on_error: called, and awaited if need be, with each batch whose handler failed and with the error.
+        max_batch: the most items that one handler call receives.
+        linger: how many seconds the first item of a batch may wait for the batch to fill; a full one leaves at once.
+        min_idle: the first sleep, in seconds, of a drain task that found nothing.
+        max_idle: the longest sleep; each sleep is double the one before.
+        handler_timeout: how many seconds a handler call may take; its batch then goes to `on_error`.
+        drain_timeout: how many seconds a shutdown may take to handle what is left.
+        balancer: moves partitions between workers as their load changes; None leaves them where they are.
+        balance_interval: how many seconds pass between two calls of the balancer.
+    """
+
+    workers: WorkerPolicy | None = None
+    scheduler: SharedScheduler | None = None
+    partitions: PartitionPolicy = _ONE_PARTITION
+    selector: Selector[T] | None = None
+    buffer_size: int = 10_000
+    strategy: BufferStrategy = BufferStrategy.BLOCKING
+    block_timeout: float | None = None
+    consumer: Handler[T] | None = None
+    fallback: Handler[T] | None = None
+    on_error: ErrorHandler[T] | None = None
+    max_batch: int = 10_000
+    linger: float = 0.0
+    min_idle: float = 0.001
+    max_idle: float = 0.050
+    handler_timeout: float | None = None
+    drain_timeout: float = 30.0
+    balancer: DrainBalancer | None = None
+    balance_interval: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.selector is None:
+            chosen = TypeHash() if self.consumer is None else RoundRobin()
+            object.__setattr__(self, "selector", chosen)
+
+    def validate(self, name: str) -> None:
+        """Raise `ConfigError`, naming queue, field, value and rule, for the first value that breaks a rule."""
+        text: object = name  # whatever the annotation says, the caller may not be type-checked
+        if not isinstance(text, str) or not text or not text.isprintable():
+            raise ConfigError(f"queue {name!r}: name={name!r} is not a printable text; give the queue a name")
+        _Checker(name, self).run()
+
+    def differences(self, other: QueueConfig[Any]) -> list[str]:
+        """The names of the fields in which two configurations differ."""
+        return [field.name for field in fields(self) if getattr(self, field.name) != getattr(other, field.name)]
+
+
+def is_handler(value: object) -> bool:
+    """Whether a value has the shape of a handler: a callable, or an object with `consume`."""
+    return callable(value) or callable(getattr(value, "consume", None))
+
+
+class _Checker:
+    """The rules of a `QueueConfig`, each with a message that names queue, field, value, rule and way out."""
+
+    def __init__(self, name: str, config: QueueConfig[Any]) -> None:
+        self.name = name
+        self.config = config
+
+    def run(self) -> None:
+        config = self.config
+        self.kind("workers", WorkerPolicy, "a WorkerPolicy", optional=True)
+        self.kind("scheduler", SharedScheduler, "a SharedScheduler", optional=True)
+        if config.workers is not None and config.scheduler is not None:
+            self.fail("scheduler", "is given beside workers", "give at most one of the two")
+        if config.scheduler is not None:
+            self.scheduler(config.scheduler)
+        self.kind("partitions", PartitionPolicy, "a PartitionPolicy")
+        self.kind("strategy", BufferStrategy, "a BufferStrategy")
+        if not callable(config.selector):
+            self.fail("selector", "is not callable", "give type_hash(), round_robin(), by_key(fn) or a function")
+        self.handlers()
+        self.whole("buffer_size")
+        self.whole("max_batch")
+        self.seconds("block_timeout", optional=True)
+        self.seconds("linger", zero=True)
+        self.seconds("min_idle")
+        self.seconds("max_idle")
+        if config.max_idle < config.min_idle:
+            self.fail("max_idle", f"is below min_idle={config.min_idle}", "raise max_idle")
+        self.seconds("handler_timeout", optional=True)
+        self.seconds("drain_timeout", zero=True)
+        self.seconds("balance_interval")
+        if config.balancer is not None and not callable(getattr(config.balancer, "assign", None)):
+            self.fail("balancer", "has no assign method", "give throughput_weighted() or an object with assign")
+
+    def scheduler(self, scheduler: SharedScheduler) -> None:
+        name: object = scheduler.name
+        policy: object = scheduler.policy
+        if not isinstance(name, str) or not name:
+            self.fail("scheduler", "has no name", "give SharedScheduler a name")
+        if not isinstance(policy, WorkerPolicy):
+            self.fail("scheduler", "has no WorkerPolicy", "give SharedScheduler a WorkerPolicy")
+
+    def handlers(self) -> None:
+        config = self.config
+        for field in ("consumer", "fallback"):
+            if getattr(config, field) is not None and not is_handler(getattr(config, field)):
+                self.fail(
+                    field, "is no handler", "give an async callable(batch) or an object with async consume(batch)"
+                )
+        on_error: Any = config.on_error
+        if on_error is not None and not callable(on_error):
+            self.fail("on_error", "is not callable", "give a function of (batch, error)")
+        if config.consumer is not None and config.fallback is not None:
+            self.fail("fallback", "is given beside consumer, which takes every item", "give only one of the two")
+
+    def fail(self, field: str, rule: str, way_out: str) -> None:
+        value = getattr(self.config, field)
+        raise ConfigError(f"queue {self.name!r}: {field}={value!r} {rule}; {way_out}")
+
+    def kind(self, field: str, wanted: type, described: str, *, optional: bool = False) -> None:
+        value = getattr(self.config, field)
+        if not (isinstance(value, wanted) or (optional and value is None)):
+            self.fail(field, f"is not {described}", f"give {described}")
+
+    def whole(self, field: str) -> None:
+        value = getattr(self.config, field)
+        if not isinstance(value, int) or isinstance(value, bool):
+            self.fail(field, "is not a whole number", "give an int of 1 or more")
+        if value < 1:
+            self.fail(field, "is below 1", f"set {field} to 1 or more")
+
+    def seconds(self, field: str, *, optional: bool = False, zero: bool = False) -> None:
+        value = getattr(self.config, field)
+        if optional and value is None:
+            return
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            self.fail(field, "is not a finite number of seconds", "give seconds as a float")
+        if value < 0 or (value == 0 and not zero):
+            self.fail(field, f"is {'below' if value < 0 else 'not above'} 0", f"set {field} to a positive number")

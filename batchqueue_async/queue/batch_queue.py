@@ -1,0 +1,364 @@
+"""The queue that users hold: handlers, growth, numbers and the end; its way in is in `producing.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import structlog
+
+from batchqueue_async.config import Handler, QueueConfig, is_handler
+from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError
+from batchqueue_async.policies import WorkerPolicy
+from batchqueue_async.queue.closing import Closing
+from batchqueue_async.queue.delivering import Delivering
+from batchqueue_async.queue.dispatch import Dispatcher, Entry, describe
+from batchqueue_async.queue.drain import DrainRules, Worker
+from batchqueue_async.queue.partition import Partition
+from batchqueue_async.queue.placement import Placement
+from batchqueue_async.queue.rebalance import Rebalancer
+from batchqueue_async.queue.selector import TypeHash
+from batchqueue_async.queue.stats import Histogram, PartitionStats, QueueStats, ShutdownReport, WorkerStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchqueue_async.queue.selector import Selector
+    from batchqueue_async.queue.waits import Turns
+
+T = TypeVar("T")
+_TYPE = type  # add_handler's parameter hides the builtin
+HandlerT = TypeVar("HandlerT", bound="Callable[..., Any]")
+
+_log: Any = structlog.get_logger("batchqueue_async")
+
+
+class BatchQueue(Delivering[T], Generic[T]):
+    """A partitioned queue that hands its items to async handlers in batches.
+
+    A queue lives on the event loop that made it, and is made by a `BatchQueueManager`. Every call from another
+    thread or loop raises `WrongLoopError`; `bridge()` gives those callers a door of their own.
+
+    Example:
+        >>> import asyncio, batchqueue_async as bq
+        >>> async def main() -> None:
+        ...     async with bq.BatchQueueManager() as manager:
+        ...         queue: bq.BatchQueue[str] = manager.create("words", bq.QueueConfig())
+        ...         @queue.handler(str)
+        ...         async def count(batch: list[str]) -> None:
+        ...             print(len(batch), "words")
+        ...         await queue.produce_many(["to", "be", "or", "not"])
+        >>> asyncio.run(main())
+        4 words
+
+    Attributes:
+        name: the name under which the manager knows the queue.
+        config: what the queue was made with.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: QueueConfig[T] | None = None,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        limiter: Turns | None = None,
+    ) -> None:
+        super().__init__(name, config or QueueConfig(), loop)
+        config = self.config
+        workers, partitions = self._resolve_counts()
+        self._grows = config.partitions.kind == "adaptive" and config.consumer is None
+        self._sizes = Histogram()
+        self._latency = Histogram()
+        self._dispatcher: Dispatcher[T] = Dispatcher(
+            name=name,
+            tally=self._tally,
+            sizes=self._sizes,
+            max_batch=config.max_batch,
+            handler_timeout=config.handler_timeout,
+            on_error=config.on_error,
+            limiter=limiter,
+        )
+        if config.consumer is not None:
+            self._dispatcher.single = Entry("consumer", config.consumer, calls_at_once=workers)
+        if config.fallback is not None:
+            self._dispatcher.fallback = Entry("fallback", config.fallback)
+        rules = DrainRules(
+            max_batch=config.max_batch,
+            linger=config.linger,
+            min_idle=config.min_idle,
+            max_idle=config.max_idle,
+            whole_rounds=config.consumer is not None,
+        )
+        self._workers = [Worker(index, rules, self._dispatcher, self._latency, self._loop) for index in range(workers)]
+        made = [Partition[T](index, config.buffer_size) for index in range(partitions)]
+        self._placement = Placement(name, self._selector(), made, grows=self._grows)
+        for partition in made:
+            self._workers[partition.index % workers].adopt(partition)
+        self._only = self._placement.only
+        self._by_type = self._placement.by_type
+        self._closing: asyncio.Task[ShutdownReport] | None = None
+        self._closer = Closing(name, self._workers, self._placement, self._tally, self._loop)
+        self._report: ShutdownReport | None = None
+        self._rebalancer: Rebalancer[T] | None = None
+        if loop is None:
+            self._start()
+        else:
+            # The loop is another thread's: whatever it is asked to do with the queue comes after this.
+            loop.call_soon_threadsafe(self._start)
+
+    def _resolve_counts(self) -> tuple[int, int]:
+        config = self.config
+        # A queue on a shared scheduler has one drain task: the scheduler's policy bounds the calls, not the tasks.
+        policy = WorkerPolicy.fixed(1) if config.scheduler is not None else config.workers or WorkerPolicy.fixed(1)
+        workers = policy.resolve()
+        partitions = config.partitions.resolve(workers)
+        if partitions < workers:
+            _log.warning("workers_reduced", queue=self.name, workers=workers, partitions=partitions)
+            workers = partitions
+        if config.consumer is not None and partitions > 1 and isinstance(config.selector, TypeHash):
+            self._warn_spread("a single consumer takes every type, so items of one type keep to one partition")
+        return workers, partitions
+
+    def _selector(self) -> Selector[T]:
+        selector = self.config.selector
+        if selector is None:
+            raise AssertionError("QueueConfig always chooses a selector")
+        return selector
+
+    def _warn_spread(self, reason: str) -> None:
+        _log.warning(
+            "type_hash_cannot_spread", queue=self.name, reason=reason, way_out="selector=round_robin() or by_key(fn)"
+        )
+
+    def _start(self) -> None:
+        self._mark_thread()
+        for worker in self._workers:
+            worker.task = self._loop.create_task(worker.run(), name=f"{self.name}-drain-{worker.index}")
+            worker.task.add_done_callback(self._worker_ended)
+        if self.config.balancer is not None and len(self._workers) > 1:
+            self._rebalancer = Rebalancer(self.name, self.config.balancer, self._placement.partitions, self._workers)
+            self._rebalancer.start(self._loop, self.config.balance_interval)
+        _log.info(
+            "queue_created",
+            queue=self.name,
+            workers=self.worker_count,
+            partitions=self.partition_count,
+            buffer_size=self.config.buffer_size,
+            strategy=self.config.strategy.value,
+        )
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the queue lives on."""
+        return self._loop
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue takes nothing any more."""
+        return self._closed
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions there are; under `adaptive` it grows with the handlers."""
+        return len(self._placement.partitions)
+
+    @property
+    def worker_count(self) -> int:
+        """How many drain tasks there are."""
+        return len(self._workers)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<BatchQueue {self.name!r} {state}, {self.worker_count} workers, {self.partition_count} partitions>"
+
+    # -- handlers ------------------------------------------------------------------------------------------------
+
+    def add_handler(self, type: type, handler: Handler[Any], weight: float = 1.0) -> None:  # noqa: A002 - contract
+        """Let a handler take the items of a type, and of its subclasses that have no nearer handler.
+
+        A handler is never called beside itself for one type. Adding a type again replaces its handler. Under
+        `PartitionPolicy.adaptive` the weights of all handlers decide how many partitions there are.
+
+        Raises:
+            ConfigError: not a type, not a handler, a weight that is not above 0, or the queue has a single consumer.
+            QueueClosedError: the queue is shut down.
+        """
+        self._check_loop("add_handler")
+        kind = type
+        self._check_handler(kind, handler, weight)
+        self._dispatcher.add(kind, handler, float(weight))
+        for worker in self._workers:
+            worker.wake()  # a parked drain has to look whether the handler wants on_idle
+        if self._grows:
+            self._grow()
+
+    def _check_handler(self, kind: object, handler: object, weight: object) -> None:
+        subject = f"queue {self.name!r}: add_handler"
+        if self._closed:
+            raise QueueClosedError(f"{subject}: the queue is shut down; make a new one")
+        if self.config.consumer is not None:
+            raise ConfigError(
+                f"{subject}: the queue has a single consumer, which takes every type; make it without one"
+            )
+        if not isinstance(kind, _TYPE):
+            raise ConfigError(f"{subject}: type={kind!r} is not a class; give the class of the items")
+        if not is_handler(handler):
+            raise ConfigError(
+                f"{subject}: handler={handler!r} is no handler; give an async callable(batch) or an object with consume"
+            )
+        if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+            raise ConfigError(f"{subject}: weight={weight!r} is not a number above 0; give e.g. 1.0")
+
+    def remove_handler(self, type: type) -> bool:  # noqa: A002 - contract
+        """Take a type's handler away; False if it had none. A call that runs goes on to its end."""
+        self._check_loop("remove_handler")
+        return self._dispatcher.remove(type)
+
+    def handler(self, type: type, weight: float = 1.0) -> Callable[[HandlerT], HandlerT]:  # noqa: A002 - contract
+        """Register the decorated function as the handler of a type; see `add_handler`."""
+
+        def register(function: HandlerT) -> HandlerT:
+            self.add_handler(type, function, weight)
+            return function
+
+        return register
+
+    def _grow(self) -> None:
+        weight = sum(entry.weight for entry in self._dispatcher.entries.values())
+        have = self.partition_count
+        wanted = self.config.partitions.resolve(self.worker_count, weight)
+        if wanted <= have:
+            return
+        new = [Partition[T](index, self.config.buffer_size) for index in range(have, wanted)]
+        for partition in new:
+            min(self._workers, key=lambda worker: len(worker.partitions)).adopt(partition)
+        self._placement.grow(new)
+        _log.debug("queue_grown", queue=self.name, partitions=wanted)
+
+    # -- numbers -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> QueueStats:
+        """A snapshot of the queue's counters; after shutdown it can be asked for anywhere."""
+        if self._report is None:
+            self._check_loop("stats")
+        tally = self._tally
+        partitions = self._placement.partitions
+        moving = sum(len(transit.items) for transit in self._placement.transits)
+        accepted = sum(partition.accepted for partition in partitions) + moving
+        undelivered = len(self._report.undelivered) if self._report is not None else 0
+        now = self._loop.time()
+        waiting = [partition.since for partition in partitions if partition.qsize()]
+        return QueueStats(
+            name=self.name,
+            attempted=accepted + tally.refused + tally.dropped_before,
+            accepted=accepted,
+            refused=tally.refused,
+            dropped_before=tally.dropped_before,
+            dropped_after=tally.dropped_after,
+            handled=tally.handled,
+            failed=tally.failed,
+            unhandled=tally.unhandled,
+            in_flight=sum(worker.pending for worker in self._workers),
+            undelivered=undelivered,
+            used=sum(partition.qsize() for partition in partitions) + moving,
+            capacity=len(partitions) * self.config.buffer_size,
+            oldest_age=max(0.0, now - min(waiting)) if waiting else 0.0,
+            partitions=tuple(
+                PartitionStats(
+                    index=each.index,
+                    used=each.qsize(),
+                    capacity=each.capacity,
+                    accepted=each.accepted,
+                    owner=each.owner.index if each.owner is not None else -1,
+                    waiting=len(each.waiters or ()),
+                )
+                for each in partitions
+            ),
+            workers=tuple(
+                WorkerStats(
+                    index=each.index,
+                    partitions=len(each.partitions),
+                    taken=each.taken,
+                    busy=each.busy,
+                    in_flight=each.pending,
+                )
+                for each in self._workers
+            ),
+            batch_sizes=self._sizes.summary(),
+            queue_latency=self._latency.summary(),
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def shutdown(self, timeout: float | None = None) -> ShutdownReport:
+        """Close the gate, handle what is left within `timeout` seconds, and account for every accepted item.
+
+        Producers that wait for room are sent away at once with False. Whatever the deadline cuts off comes back in
+        the report's `undelivered`. A second call joins the first, and can only bring its deadline forward.
+
+        Args:
+            timeout: seconds for the final drain; `config.drain_timeout` when None.
+
+        Raises:
+            DeadlockError: from a handler of this queue, which the shutdown would wait for.
+        """
+        self._check_loop("shutdown")
+        self.forbid_shutdown_here()
+        deadline = self._loop.time() + (self.config.drain_timeout if timeout is None else max(0.0, timeout))
+        if self._closing is None:
+            self.close_gate()
+            self._closing = self._loop.create_task(self._finish(deadline), name=f"{self.name}-shutdown")
+        else:
+            self._closer.hasten(deadline)
+        # Several callers may wait for the one shutdown: cancelling one of them must not end it for the others.
+        return await asyncio.shield(self._closing)
+
+    async def _finish(self, deadline: float) -> ShutdownReport:
+        self._report = await self._closer.run(deadline)
+        return self._report
+
+    def abandon(self) -> ShutdownReport:
+        """Account for everything without the queue's loop, which has ended or does not answer."""
+        if self._report is None:
+            self._closed = True
+            self._report = self._closer.abandon()
+        return self._report
+
+    def close_gate(self) -> None:
+        """Take nothing in from now on, and send waiting producers away; the first step of a shutdown."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._rebalancer is not None:
+            self._rebalancer.stop()
+        for partition in self._placement.partitions:
+            partition.close()
+
+    def forbid_shutdown_here(self) -> None:
+        """Raise `DeadlockError` if this runs in a handler of the queue."""
+        worker = self._round_here()
+        if worker in self._workers and asyncio.current_task() is worker.task:
+            raise DeadlockError(
+                f"queue {self.name!r}: shutdown was called from one of its own handlers, which it would wait for; "
+                "let the handler return and shut down from outside, e.g. by asyncio.create_task(queue.shutdown())"
+            )
+
+    def _worker_ended(self, task: asyncio.Task[None]) -> None:
+        """A drain task that ends while the queue is open has lost its loop, or met a fault of this library."""
+        if self._closed and (task.cancelled() or task.exception() is None):
+            return
+        self.close_gate()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("worker_died", queue=self.name, **describe(error))
+        else:
+            _log.error(
+                "queue_abandoned",
+                queue=self.name,
+                items=self._outstanding(),
+                way_out="shut the queue down, or use `async with BatchQueueManager()`, before the loop ends",
+            )

@@ -1,0 +1,314 @@
+"""From a worker's round to handler calls: who takes which items, one call at a time for each handler.
+
+The grouping is a plain function of the items and the registered types. The shell around each call does the
+accounting: whatever a handler does, its items end as handled, failed or, when the call itself was cut off by a
+shutdown, undelivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import structlog
+
+from batchqueue_async.errors import UnhandledTypeError
+from batchqueue_async.queue.waits import Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from batchqueue_async.config import ErrorHandler, Handler
+    from batchqueue_async.queue.drain import Worker
+    from batchqueue_async.queue.partition import Partition
+    from batchqueue_async.queue.stats import Histogram, Tally
+
+T = TypeVar("T")
+
+_log: Any = structlog.get_logger("batchqueue_async")
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """An error as fields of a log event: its type and place, never its text, which may quote an item."""
+    place = "unknown"
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return {"error": type(error).__qualname__, "where": place}
+
+
+class Entry(Generic[T]):
+    """A registered handler, and whose turn it is to call it."""
+
+    __slots__ = ("consume", "handler", "label", "on_idle", "turns", "weight")
+
+    def __init__(self, label: str, handler: Handler[T], weight: float = 1.0, calls_at_once: int = 1) -> None:
+        self.label = label
+        self.turns = Turns(calls_at_once)
+        self.replace(handler, weight)
+
+    def replace(self, handler: Handler[T], weight: float) -> None:
+        """Use another handler from the next call on; the turn stays, so the two never run at once."""
+        self.handler = handler
+        self.weight = weight
+        consume = getattr(handler, "consume", None)
+        self.consume: Callable[[list[T]], Awaitable[object]] = cast(
+            "Callable[[list[T]], Awaitable[object]]", consume if callable(consume) else handler
+        )
+        on_idle = getattr(handler, "on_idle", None)
+        self.on_idle = cast("Callable[[], Awaitable[object]]", on_idle) if callable(on_idle) else None
+
+
+Group = tuple["Entry[T] | None", "list[T]"]
+"""A handler (None: no handler takes the items) and the items of one call."""
+
+
+class Dispatcher(Generic[T]):
+    """The handlers of one queue, and the calls to them."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        tally: Tally,
+        sizes: Histogram,
+        max_batch: int,
+        handler_timeout: float | None = None,
+        on_error: ErrorHandler[T] | None = None,
+        limiter: Turns | None = None,
+    ) -> None:
+        self.name = name
+        self.tally = tally
+        self.sizes = sizes
+        self.max_batch = max_batch
+        self.handler_timeout = handler_timeout
+        self.on_error = on_error
+        self.limiter = limiter
+        self.single: Entry[T] | None = None
+        self.fallback: Entry[T] | None = None
+        self.entries: dict[type, Entry[T]] = {}
+        self._resolved: dict[type, Entry[T] | None] = {}
+        self._told: set[type] = set()
+
+    # -- who takes what ------------------------------------------------------------------------------------------
+
+    def add(self, kind: type, handler: Handler[T], weight: float) -> None:
+        """Register, or replace, the handler of a type."""
+        entry = self.entries.get(kind)
+        if entry is None:
+            self.entries[kind] = Entry(kind.__qualname__, handler, weight)
+        else:
+            entry.replace(handler, weight)
+        self._resolved.clear()
+
+    def remove(self, kind: type) -> bool:
+        """Forget the handler of a type; a running call goes on."""
+        found = self.entries.pop(kind, None) is not None
+        self._resolved.clear()
+        return found
+
+    def resolve(self, kind: type) -> Entry[T] | None:
+        """The handler of a type: its own, else that of the nearest base class, else the fallback."""
+        try:
+            return self._resolved[kind]
+        except KeyError:
+            entries = self.entries
+            found = next((entries[base] for base in kind.__mro__ if base in entries), self.fallback)
+            self._resolved[kind] = found
+            return found
+
+    def group(self, chunks: list[tuple[Partition[T], list[T]]]) -> list[Group[T]]:
+        """Sort a round's items by handler, in the order in which they came, in lists of at most `max_batch`."""
+        if self.single is not None:
+            if len(chunks) == 1:
+                return [(self.single, chunks[0][1])]
+            return [(self.single, [item for _, items in chunks for item in items])]
+        lists: dict[Entry[T] | None, list[T]] = {}
+        appends = _Appends(self.resolve, lists)
+        for partition, items in chunks:
+            kind = _only_type(partition, items)
+            if kind is None:
+                for append, item in zip(map(appends.__getitem__, map(type, items)), items, strict=True):
+                    append(item)
+            elif (entry := self.resolve(kind)) in lists:
+                lists[entry].extend(items)
+            else:
+                lists[entry] = items
+        if len(chunks) == 1 and len(lists) == 1:
+            return list(lists.items())
+        return [group for entry, items in lists.items() for group in self._bounded(entry, items)]
+
+    def _bounded(self, entry: Entry[T] | None, items: list[T]) -> list[Group[T]]:
+        most = self.max_batch
+        if len(items) <= most:
+            return [(entry, items)]
+        return [(entry, items[start : start + most]) for start in range(0, len(items), most)]
+
+    # -- calling -------------------------------------------------------------------------------------------------
+
+    async def run(self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]) -> None:
+        """Call the handlers of everything in the chunks, one after the other."""
+        worker.groups = groups = self.group(chunks)
+        worker.pending = sum([len(items) for _, items in groups])
+        for place, (entry, items) in enumerate(groups):
+            worker.place = place
+            if entry is None:
+                self._unhandled(worker, items)
+                continue
+            self.sizes.record(len(items))
+            try:
+                await self._call(worker, entry, items)
+            except asyncio.CancelledError as error:
+                if is_cancelled(worker):
+                    raise
+                await self._failed(worker, entry, items, error)
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises is its batch's failure, not ours
+                await self._failed(worker, entry, items, error)
+            else:
+                if worker.abandoned:
+                    return
+                self.tally.handled += len(items)
+                worker.pending -= len(items)
+
+    async def _call(self, worker: Worker[T], entry: Entry[T], items: list[T]) -> None:
+        turns = entry.turns
+        if not turns.enter_nowait(worker):
+            await turns.enter(worker)
+        try:
+            # The handler gets a list of its own: what it does to it must not reach the record kept here.
+            if self.handler_timeout is None and self.limiter is None:
+                await entry.consume(items.copy())
+            else:
+                await self._guarded(worker, entry.consume, items.copy())
+        finally:
+            turns.leave(worker)
+
+    async def _guarded(self, worker: Worker[T], call: Callable[..., Awaitable[object]], *arguments: list[T]) -> None:
+        """Make a call within the scheduler's bound on calls and within `handler_timeout`."""
+        limiter = self.limiter
+        if limiter is not None:
+            await limiter.enter(worker)
+        try:
+            async with asyncio.timeout(self.handler_timeout):
+                await call(*arguments)
+        finally:
+            if limiter is not None:
+                limiter.leave(worker)
+
+    async def _failed(self, worker: Worker[T], entry: Entry[T], items: list[T], error: BaseException) -> None:
+        if worker.abandoned:
+            return
+        self.tally.failed += len(items)
+        worker.pending -= len(items)
+        worker.note_failure(worker.place, error)
+        worker.place += 1
+        _log.warning(
+            "handler_failed",
+            queue=self.name,
+            worker=worker.index,
+            handler=entry.label,
+            items=len(items),
+            **describe(error),
+        )
+        if self.on_error is None:
+            return
+        try:
+            async with asyncio.timeout(self.handler_timeout):
+                answer = self.on_error(items, error)
+                if inspect.isawaitable(answer):
+                    await answer
+        except asyncio.CancelledError as failure:
+            if is_cancelled(worker):
+                raise
+            self._log_on_error(worker, failure)
+        except Exception as failure:  # noqa: BLE001 - the error handler is the user's too; nothing stops for it
+            self._log_on_error(worker, failure)
+
+    def _log_on_error(self, worker: Worker[T], failure: BaseException) -> None:
+        _log.error("on_error_failed", queue=self.name, worker=worker.index, **describe(failure))
+
+    def _unhandled(self, worker: Worker[T], items: list[T]) -> None:
+        self.tally.unhandled += len(items)
+        worker.pending -= len(items)
+        error = UnhandledTypeError(f"queue {self.name!r} has no handler for the item's type; add one, or a fallback")
+        worker.note_failure(worker.place, error)
+        for kind in dict.fromkeys(map(type, items)):
+            if kind not in self._told:
+                self._told.add(kind)
+                _log.warning("type_unhandled", queue=self.name, worker=worker.index, type=kind.__qualname__)
+
+    # -- idling --------------------------------------------------------------------------------------------------
+
+    def _all_entries(self) -> list[Entry[T]]:
+        entries = list(self.entries.values())
+        entries += [entry for entry in (self.single, self.fallback) if entry is not None]
+        return entries
+
+    def wants_idle(self) -> bool:
+        """Whether any handler has an `on_idle`."""
+        return any(entry.on_idle is not None for entry in self._all_entries())
+
+    async def idle(self, worker: Worker[T]) -> None:
+        """Call `on_idle` of every handler that is not in a call; stop at once when items arrive."""
+        called: set[int] = set()
+        for entry in self._all_entries():
+            if worker.ready or worker.closing:
+                return
+            if entry.on_idle is None or id(entry.handler) in called:
+                continue
+            called.add(id(entry.handler))
+            await self._idle_call(worker, entry, entry.on_idle)
+
+    async def _idle_call(self, worker: Worker[T], entry: Entry[T], on_idle: Callable[[], Awaitable[object]]) -> None:
+        # One object may handle several types: none of its calls may run beside its on_idle.
+        siblings = [other for other in self._all_entries() if other.handler is entry.handler]
+        if any(not other.turns.idle for other in siblings):
+            return
+        for other in siblings:
+            other.turns.enter_alone(worker)
+        try:
+            await self._guarded(worker, on_idle)
+        except asyncio.CancelledError as error:
+            if is_cancelled(worker):
+                raise
+            self._log_on_idle(worker, entry, error)
+        except Exception as error:  # noqa: BLE001 - a failing on_idle is the handler's fault and stops nothing
+            self._log_on_idle(worker, entry, error)
+        finally:
+            for other in siblings:
+                other.turns.leave_alone()
+
+    def _log_on_idle(self, worker: Worker[T], entry: Entry[T], error: BaseException) -> None:
+        _log.warning("on_idle_failed", queue=self.name, worker=worker.index, handler=entry.label, **describe(error))
+
+
+class _Appends(dict[type, "Callable[[T], None]"]):
+    """Maps a type to the `append` of its handler's list; made as types turn up, so that a hit costs no Python call."""
+
+    def __init__(self, resolve: Callable[[type], Entry[T] | None], lists: dict[Entry[T] | None, list[T]]) -> None:
+        super().__init__()
+        self._resolve = resolve
+        self._lists = lists
+
+    def __missing__(self, kind: type) -> Callable[[T], None]:
+        append = self._lists.setdefault(self._resolve(kind), []).append
+        self[kind] = append
+        return append
+
+
+def _only_type(partition: Partition[Any], items: list[Any]) -> type[Any] | None:
+    """The type of all the items, or None if they differ."""
+    first: type[Any] = type(items[0])
+    if partition.types is not None:
+        return first if len(partition.types) == 1 else None
+    if type(items[-1]) is not first or len(set(map(type, items))) > 1:
+        return None
+    return first
+
+
+def is_cancelled(worker: Worker[Any]) -> bool:
+    """Whether the worker itself is being cancelled, rather than something that its handler waited for."""
+    return worker.task is not None and worker.task.cancelling() > 0

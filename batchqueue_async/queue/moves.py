@@ -1,0 +1,112 @@
+"""Moving types or keys to other partitions as a queue grows, without letting a later item pass an earlier one.
+
+When a queue grows, a type (or key) may belong to another partition than before. Its new partition must not serve it
+while the old one still holds or handles earlier items of it. Until then its items wait in a `Transit`, in places that
+the new partition keeps for them: nothing else in either partition waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from batchqueue_async.errors import ItemDroppedError
+from batchqueue_async.queue.waits import Wait, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from batchqueue_async.queue.partition import Partition, Waiter
+
+T = TypeVar("T")
+
+
+class Transit(Generic[T]):
+    """Items on their way from an old partition to a new one, in order, until the old one has finished its part."""
+
+    __slots__ = ("_on_arrival", "fence", "items", "source", "target", "watches")
+
+    # To a producer's fast path a transit looks like a full partition, so that it takes the slow path.
+    limit = 0
+    tail: ClassVar[list[Any]] = []
+
+    def __init__(self, source: Partition[T], target: Partition[T], on_arrival: Callable[[Transit[T]], None]) -> None:
+        self.source = source
+        self.target = target
+        self.fence = source.accepted
+        """When the source has finished everything below this number, the way is clear."""
+        self.items: list[T] = []
+        self.watches: list[Watch] = []
+        self._on_arrival = on_arrival
+        if source.leaving is None:
+            source.leaving = []
+        source.leaving.append(self)
+
+    @property
+    def line(self) -> Partition[T]:
+        """Where a producer waits for room: the partition that keeps the places."""
+        return self.target
+
+    def offer(self, item: T) -> bool:
+        """Take an item in if the target has a free place and nobody waits for it."""
+        if self.target.closed or self.target.full():
+            return False
+        self._hold((item,))
+        return True
+
+    def redeem(self, waiter: Waiter, items: Iterable[T]) -> None:
+        """Put items into the places that the target granted."""
+        count = self._hold(items)
+        waiter.permits -= count
+        self.target.permits -= count
+        self.target.arm()
+
+    def evict(self) -> T:
+        """Remove the oldest item that can make room in the target."""
+        if self.target.qsize():
+            return self.target.evict()
+        self.target.held -= 1
+        item = self.items.pop(0)
+        for watch in self.watches:
+            if watch.start == 0 < watch.end:
+                watch.wait.fail((item,), ItemDroppedError("the item made room for a newer one (DROP_OLDEST)"))
+            watch.start = max(0, watch.start - 1)
+            watch.end -= 1
+        return item
+
+    def watch(self, wait: Wait, count: int) -> None:
+        """Let a caller wait for the last `count` items."""
+        end = len(self.items)
+        if self.watches and self.watches[-1].wait is wait and self.watches[-1].end == end - count:
+            self.watches[-1].end = end
+            return
+        wait.hold()
+        self.watches.append(Watch(wait, end - count, end))
+
+    def try_to_arrive(self) -> bool:
+        """Go on into the target if the source has finished its part."""
+        source, target = self.source, self.target
+        if source.finished < self.fence:
+            return False
+        if source.leaving is not None:
+            source.leaving.remove(self)
+            source.leaving = source.leaving or None
+        base = target.accepted
+        target.held -= len(self.items)
+        target.tail.extend(self.items)
+        for watch in self.watches:
+            watch.wait.watch(target, base + watch.start, base + watch.end)
+            watch.wait.release()
+        if self.items:
+            target.touch()
+        else:
+            target.arm()
+        self._on_arrival(self)
+        return True
+
+    def _hold(self, items: Iterable[T]) -> int:
+        before = len(self.items)
+        self.items.extend(items)
+        count = len(self.items) - before
+        self.target.held += count
+        self.target.arm()
+        return count

@@ -1,0 +1,370 @@
+"""One bounded partition: a first-in-first-out buffer that producers append to and one worker takes from in bulk.
+
+The state machine never awaits. A producer's fast path reads only `tail` and `limit`: as long as `tail` is shorter
+than `limit`, appending to it is all there is to do. Everything unusual (a partition nobody watches yet, a full or
+closed one, waiting producers, a batch that lingers) sets `limit` so low that the producer takes the slow path.
+
+A producer that must wait gets a permit for a place, not the place itself, and puts its item there when it runs
+again: a producer cancelled in between gives the permit back, and has left no trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from batchqueue_async.errors import ItemDroppedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from batchqueue_async.queue.drain import Worker
+    from batchqueue_async.queue.moves import Transit
+    from batchqueue_async.queue.waits import Wait, Watch
+
+T = TypeVar("T")
+
+
+class Waiter:
+    """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing."""
+
+    __slots__ = ("future", "permits", "want")
+
+    def __init__(self, want: int) -> None:
+        self.want = want
+        self.permits = 0
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def notify(self) -> None:
+        """Let the producer run and look at what it got."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def renew(self) -> None:
+        """Be ready to wait for the rest of the places."""
+        self.future = asyncio.get_running_loop().create_future()
+
+
+class Partition(Generic[T]):
+    """A bounded asyncio queue with a bulk `take`; like `asyncio.Queue`, except that waiting putters are never passed.
+
+    Example:
+        >>> partition = Partition[str](0, capacity=2)
+        >>> partition.put_nowait("a"), partition.put_nowait("b")
+        (None, None)
+        >>> partition.take(10)
+        ['a', 'b']
+    """
+
+    __slots__ = (
+        "_head",
+        "_position",
+        "attend",
+        "capacity",
+        "closed",
+        "flight_start",
+        "getters",
+        "heir",
+        "held",
+        "in_flight",
+        "index",
+        "leaving",
+        "limit",
+        "linger_step",
+        "listed",
+        "marks",
+        "owner",
+        "permits",
+        "removed",
+        "since",
+        "tail",
+        "types",
+        "waiters",
+        "watches",
+    )
+
+    def __init__(self, index: int, capacity: int, attend: Callable[[Partition[T]], float] | None = None) -> None:
+        self.index = index
+        self.capacity = capacity
+        self.tail: list[T] = []
+        self.limit = 0
+        # What a partial take left over stands in `_head` from `_position` on, before everything in `tail`.
+        self._head: list[Any] = []
+        self._position = 0
+        self.removed = 0
+        """How many items have left the buffer, taken or evicted: the sequence number of the oldest one inside."""
+        self.in_flight = 0
+        """How many items its worker has taken and not finished; the first has the number `flight_start`."""
+        self.flight_start = 0
+        self.permits = 0
+        self.held = 0
+        """Places kept for items of types that are moving here."""
+        self.closed = False
+        self.listed = False
+        """Whether its worker (or `attend`) knows that there are items."""
+        self.linger_step: int | None = None
+        self.since = 0.0
+        """No item inside is older than this."""
+        self.marks: list[tuple[int, float]] | None = None
+        self.types: set[type] | None = None
+        self.owner: Worker[T] | None = None
+        self.heir: Worker[T] | None = None
+        self.leaving: list[Transit[T]] | None = None
+        """Types or keys that move to other partitions as soon as what is here of them is finished."""
+        self.waiters: deque[Waiter] | None = None
+        self.getters: deque[asyncio.Future[None]] | None = None
+        self.watches: list[Watch] | None = None
+        self.attend = attend
+
+    # -- what is inside ------------------------------------------------------------------------------------------
+
+    def qsize(self) -> int:
+        """How many items wait inside."""
+        return len(self.tail) + len(self._head) - self._position
+
+    def empty(self) -> bool:
+        """Whether no item waits inside."""
+        return not self.qsize()
+
+    def full(self) -> bool:
+        """Whether a further item would be refused or have to wait."""
+        return bool(self.waiters) or bool(self.permits) or self.room() <= 0
+
+    def room(self) -> int:
+        """How many places are neither taken nor promised."""
+        return self.capacity - self.qsize() - self.permits - self.held
+
+    @property
+    def accepted(self) -> int:
+        """How many items have ever come in."""
+        return self.removed + self.qsize()
+
+    @property
+    def finished(self) -> int:
+        """Every item with a sequence number below this one has been handled, failed or been dropped."""
+        return self.flight_start if self.in_flight else self.removed
+
+    @property
+    def line(self) -> Partition[T]:
+        """Where a producer waits for room: here; for a type that is moving, at its new partition."""
+        return self
+
+    def needs(self) -> list[list[Worker[Any]]]:
+        """Whom a producer in this line waits for."""
+        return [[self.owner]] if self.owner is not None else []
+
+    # -- coming in -----------------------------------------------------------------------------------------------
+
+    def offer(self, item: T) -> bool:
+        """Take an item in if there is a free place and nobody waits for it."""
+        if self.closed or self.full():
+            return False
+        self.tail.append(item)
+        self.touch()
+        return True
+
+    def offer_many(self, items: Sequence[T]) -> bool:
+        """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
+        if self.closed or self.waiters or self.permits or self.room() < len(items):
+            return False
+        self.tail.extend(items)
+        self.touch()
+        return True
+
+    def touch(self) -> None:
+        """Tell whoever attends that there are items, and reopen the fast path as far as it may go."""
+        if self.attend is None:
+            self._wake_getter()
+        elif not self.listed:
+            self.listed = True
+            self.since = self.attend(self)
+        elif self.linger_step is not None:
+            self.attend(self)
+        self.arm()
+
+    def arm(self) -> None:
+        """Set how far the producers' fast path may fill `tail`."""
+        if self.closed or not self.listed or self.waiters or self.permits:
+            self.limit = 0
+            return
+        limit = self.capacity - (len(self._head) - self._position) - self.held
+        if self.linger_step is not None:
+            limit = min(limit, len(self.tail) + self.linger_step)
+        self.limit = limit
+
+    def evict(self) -> T:
+        """Remove the oldest waiting item to make room; whoever waits for it learns that it was dropped."""
+        number = self.removed
+        item = self._remove(1)[0]
+        for watch in self.watches or ():
+            if watch.start <= number < watch.end:
+                watch.wait.fail((item,), ItemDroppedError("the item made room for a newer one (DROP_OLDEST)"))
+        self.settle()
+        return item
+
+    def settle(self) -> None:
+        """Some items are finished: tell those who wait for them, and let go those who move away."""
+        if self.watches:
+            finished = self.finished
+            reached = [watch for watch in self.watches if watch.end <= finished]
+            self.watches = [watch for watch in self.watches if watch.end > finished] or None
+            for watch in reached:
+                watch.reach()
+        for transit in tuple(self.leaving or ()):
+            transit.try_to_arrive()
+
+    # -- waiting for a place -------------------------------------------------------------------------------------
+
+    def enlist(self, want: int) -> Waiter:
+        """Join the line for `want` places."""
+        waiter = Waiter(want)
+        if self.waiters is None:
+            self.waiters = deque()
+        self.waiters.append(waiter)
+        self.arm()
+        self.grant()
+        return waiter
+
+    def grant(self) -> None:
+        """Give free places to the line, first come, first served."""
+        waiters = self.waiters
+        while waiters:
+            room = self.room()
+            if room <= 0:
+                break
+            waiter = waiters[0]
+            share = min(room, waiter.want)
+            waiter.want -= share
+            waiter.permits += share
+            self.permits += share
+            waiter.notify()
+            if waiter.want:
+                break
+            waiters.popleft()
+        self.arm()
+
+    def redeem(self, waiter: Waiter, items: Iterable[T]) -> None:
+        """Put items into the places that the waiter was granted."""
+        before = len(self.tail)
+        self.tail.extend(items)
+        used = len(self.tail) - before
+        waiter.permits -= used
+        self.permits -= used
+        self.touch()
+
+    def leave(self, waiter: Waiter) -> None:
+        """Quit the line; granted places that were not used go to the next."""
+        self.permits -= waiter.permits
+        waiter.permits = 0
+        if waiter.want and self.waiters and waiter in self.waiters:
+            self.waiters.remove(waiter)
+        waiter.want = 0
+        self.grant()
+
+    def watch(self, wait: Wait, count: int) -> None:
+        """Let a caller wait for the last `count` items."""
+        wait.watch(self, self.accepted - count, self.accepted)
+
+    def close(self) -> None:
+        """Take nothing in any more, and send every waiting producer away."""
+        self.closed = True
+        waiters, self.waiters = self.waiters, None
+        for waiter in waiters or ():
+            waiter.notify()
+        self.arm()
+
+    # -- going out -----------------------------------------------------------------------------------------------
+
+    def take(self, most: int) -> list[T]:
+        """Remove up to `most` items, oldest first, and let waiting producers have the room."""
+        items = self._remove(most)
+        self.listed = self.listed and bool(self.tail or self._head)
+        if self.waiters or self.permits:
+            self.grant()
+        else:
+            self.arm()
+        return items
+
+    def _remove(self, most: int) -> list[T]:
+        items: list[T]
+        if not self._head:
+            if len(self.tail) <= most:
+                items, self.tail = self.tail, []
+                self.removed += len(items)
+                return items
+            self._head, self.tail = self.tail, []
+        end = min(self._position + most, len(self._head))
+        items = self._head[self._position : end]
+        if end == len(self._head):
+            self._head, self._position = [], 0
+        else:
+            # Taken places let go of their items at once; the list itself goes when it is used up.
+            gone: list[Any] = [None] * len(items)
+            self._head[self._position : end] = gone
+            self._position = end
+        self.removed += len(items)
+        missing = most - len(items)
+        if missing and self.tail:
+            items += self._remove(missing)
+        return items
+
+    def note_rest(self, now: float) -> None:
+        """Remember, at a take that left items behind, what bounds their age."""
+        if self.marks is None:
+            self.marks = []
+        self.marks.append((self.accepted, now))
+        while self.marks[0][0] <= self.removed:
+            self.since = self.marks.pop(0)[1]
+
+    # -- as an asyncio.Queue -------------------------------------------------------------------------------------
+
+    def put_nowait(self, item: T) -> None:
+        """Like `asyncio.Queue.put_nowait`; raises `asyncio.QueueFull`."""
+        if len(self.tail) < self.limit:
+            self.tail.append(item)
+        elif not self.offer(item):
+            raise asyncio.QueueFull
+
+    async def put(self, item: T) -> None:
+        """Like `asyncio.Queue.put`; raises `asyncio.QueueFull` if the partition closes."""
+        if self.offer(item):
+            return
+        waiter = self.enlist(1)
+        try:
+            await waiter.future
+            if self.closed:
+                raise asyncio.QueueFull
+            self.redeem(waiter, (item,))
+        finally:
+            self.leave(waiter)
+
+    def get_nowait(self) -> T:
+        """Like `asyncio.Queue.get_nowait`; raises `asyncio.QueueEmpty`."""
+        if not self.qsize():
+            raise asyncio.QueueEmpty
+        return self.take(1)[0]
+
+    async def get(self) -> T:
+        """Like `asyncio.Queue.get`, for a partition that no worker owns."""
+        while not self.qsize():
+            getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self.getters is None:
+                self.getters = deque()
+            self.getters.append(getter)
+            try:
+                await getter
+            except asyncio.CancelledError:
+                if getter in self.getters:
+                    self.getters.remove(getter)
+                elif self.qsize():
+                    self._wake_getter()  # the wake-up was ours to use; hand it on
+                raise
+        return self.get_nowait()
+
+    def _wake_getter(self) -> None:
+        while self.getters:
+            getter = self.getters.popleft()
+            if not getter.done():
+                getter.set_result(None)
+                return

@@ -1,0 +1,183 @@
+"""Where each item's partition is kept: the queue's partitions, which type lives where, and growth.
+
+The order of items is kept through growth by moving a type (or, with other selectors, a pair of old and new
+partition) through a `Transit` whenever its old partition still has something of it in hand.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from batchqueue_async.errors import ConfigError
+from batchqueue_async.queue.moves import Transit
+from batchqueue_async.queue.partition import Partition
+from batchqueue_async.queue.selector import RoundRobin, TypeHash, stable_type_hash
+from batchqueue_async.queue.waits import Wait
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from batchqueue_async.queue.selector import Selector
+
+T = TypeVar("T")
+Place = Partition[T] | Transit[T]
+
+
+class _PlaceOfType(dict[type, "Place[Any]"]):
+    """The place of each type; a type met for the first time gets one as it is looked up."""
+
+    def __init__(self, first_of: Callable[[type], Place[Any]]) -> None:
+        super().__init__()
+        self._first_of = first_of
+
+    def __missing__(self, kind: type) -> Place[Any]:
+        return self._first_of(kind)
+
+
+class Placement(Generic[T]):
+    """The partitions of one queue, and the way from an item to its place.
+
+    Attributes:
+        by_type: under `type_hash`, the place of each type met so far; producers read it directly. None otherwise.
+        only: the single partition of a queue that can't grow, else None.
+        transits: what is moving.
+    """
+
+    def __init__(self, name: str, selector: Selector[T], partitions: list[Partition[T]], *, grows: bool) -> None:
+        self.name = name
+        self.selector = selector
+        self.partitions = partitions
+        self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
+        self.by_type: dict[type, Place[T]] | None = None
+        if self.only is None and type(selector) is TypeHash:
+            self.by_type = _PlaceOfType(self._first_of)
+        self.transits: list[Transit[T]] = []
+        self.on_settled: Callable[[], None] = lambda: None
+        # A selector that is not type_hash is asked for an index below `_width`. While it moves to more partitions,
+        # `_fences` says up to which number each old partition holds items that were placed by the old width.
+        self._width = len(partitions)
+        self._next_width = 0
+        self._fences: list[int] = []
+        self._pairs: dict[tuple[int, int], Transit[T]] = {}
+
+    def place(self, item: T) -> Place[T]:
+        """The place that takes the item."""
+        if self.only is not None:
+            return self.only
+        if self.by_type is not None:
+            return self.by_type[type(item)]
+        index = self._ask(item, self._width)
+        return self._moving(item, index) if self._fences else self.partitions[index]
+
+    def grow(self, new: list[Partition[T]]) -> None:
+        """Add partitions, and start to move what belongs to them."""
+        self.partitions.extend(new)
+        if self.by_type is not None:
+            for kind in list(self.by_type):
+                self._move_type(kind)
+        elif isinstance(self.selector, RoundRobin):
+            self._width = len(self.partitions)  # no order to keep
+        elif not self._fences:
+            self._move_all()
+
+    # -- type_hash: a type at a time -----------------------------------------------------------------------------
+
+    def _home(self, kind: type) -> Partition[T]:
+        return self.partitions[stable_type_hash(kind) % len(self.partitions)]
+
+    def _first_of(self, kind: type) -> Partition[T]:
+        home = self._home(kind)
+        self._settle_type(kind, home)
+        return home
+
+    def _settle_type(self, kind: type, home: Partition[T]) -> None:
+        if self.by_type is not None:
+            self.by_type[kind] = home
+        if home.types is None:
+            home.types = {kind}
+        else:
+            home.types.add(kind)
+
+    def _move_type(self, kind: type) -> None:
+        if self.by_type is None:
+            return
+        old, home = self.by_type[kind], self._home(kind)
+        if isinstance(old, Transit) or old is home:
+            return  # one on its way is looked at again when it arrives
+        if old.finished == old.accepted:
+            self._leave_type(kind, old)
+            self._settle_type(kind, home)
+            return
+        transit = Transit(old, home, partial(self._type_arrived, kind))
+        self.transits.append(transit)
+        self.by_type[kind] = transit
+
+    def _leave_type(self, kind: type, old: Partition[T]) -> None:
+        if old.types is not None:
+            old.types.discard(kind)
+
+    def _type_arrived(self, kind: type, transit: Transit[T]) -> None:
+        self._leave_type(kind, transit.source)
+        self._settle_type(kind, transit.target)
+        self.transits.remove(transit)
+        self._move_type(kind)
+        self._tell_settled()
+
+    # -- other selectors: all at once, each pair of old and new partition through its own transit ------------------
+
+    def _ask(self, item: T, width: int) -> int:
+        index = self.selector(item, width)
+        if not 0 <= index < width:
+            raise ConfigError(
+                f"queue {self.name!r}: selector={self.selector} gave {index!r} for {width} partitions; "
+                f"return an index from 0 to {width - 1}"
+            )
+        return index
+
+    def _move_all(self) -> None:
+        old = self.partitions[: self._width]
+        wait = Wait()
+        for partition in old:
+            wait.watch(partition, 0, partition.accepted)
+        wait.seal()
+        if wait.future.done():
+            self._width = len(self.partitions)
+            return
+        self._next_width = len(self.partitions)
+        self._fences = [partition.accepted for partition in old]
+        wait.future.add_done_callback(self._all_moved)
+
+    def _all_moved(self, _: asyncio.Future[None]) -> None:
+        self._width = self._next_width
+        self._fences = []
+        if len(self.partitions) > self._width:
+            self._move_all()
+
+    def _moving(self, item: T, index: int) -> Place[T]:
+        old = self.partitions[index]
+        new_index = self._ask(item, self._next_width)
+        if new_index == index:
+            return old
+        pair = (index, new_index)
+        transit = self._pairs.get(pair)
+        if transit is not None:
+            return transit
+        new = self.partitions[new_index]
+        if old.finished >= self._fences[index]:
+            return new
+        transit = Transit(old, new, partial(self._pair_arrived, pair))
+        transit.fence = self._fences[index]
+        self._pairs[pair] = transit
+        self.transits.append(transit)
+        return transit
+
+    def _pair_arrived(self, pair: tuple[int, int], transit: Transit[T]) -> None:
+        del self._pairs[pair]
+        self.transits.remove(transit)
+        self._tell_settled()
+
+    def _tell_settled(self) -> None:
+        if not self.transits:
+            self.on_settled()

@@ -1,0 +1,233 @@
+"""What a queue tells about itself: cheap counters inside, frozen snapshots outside."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+_STEPS = 4
+_LOWEST = 1e-6
+_BUCKETS = 33 * _STEPS
+
+
+class Tally:
+    """The running counts of one queue; touched by its loop alone."""
+
+    __slots__ = ("dropped_after", "dropped_before", "failed", "handled", "refused", "unhandled")
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.dropped_before = 0
+        self.dropped_after = 0
+        self.handled = 0
+        self.failed = 0
+        self.unhandled = 0
+
+
+class Histogram:
+    """Counts of positive values in buckets that grow by the fourth root of 2, so percentiles err by under 20 %."""
+
+    __slots__ = ("buckets", "count", "largest", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.largest = 0.0
+        self.buckets: dict[int, int] = {}
+
+    def record(self, value: float) -> None:
+        """Count one value."""
+        self.count += 1
+        self.total += value
+        self.largest = max(self.largest, value)
+        place = int(math.log2(value / _LOWEST) * _STEPS) + 1 if value > _LOWEST else 0
+        self.buckets[place] = self.buckets.get(place, 0) + 1
+
+    def percentile(self, share: float) -> float:
+        """The value that `share` of all values do not exceed, up to the width of its bucket."""
+        wanted = share * self.count
+        seen = 0
+        for place, count in sorted(self.buckets.items()):
+            seen += count
+            if seen >= wanted:
+                return min(self.largest, _LOWEST * 2 ** (place / _STEPS))
+        return 0.0
+
+    def summary(self) -> Distribution:
+        """A frozen summary of what was counted so far."""
+        if not self.count:
+            return Distribution()
+        return Distribution(
+            count=self.count,
+            mean=self.total / self.count,
+            p50=self.percentile(0.50),
+            p95=self.percentile(0.95),
+            p99=self.percentile(0.99),
+            max=self.largest,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A summary of many values.
+
+    Example:
+        >>> Distribution().count
+        0
+
+    Attributes:
+        count: how many values.
+        mean: their mean.
+        p50: the median, as the other percentiles exact to about 20 %.
+        p95: the value that 95 % do not exceed.
+        p99: the value that 99 % do not exceed.
+        max: the largest, exact.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStats:
+    """One partition at one moment.
+
+    Attributes:
+        index: its number, from 0.
+        used: items waiting in it.
+        capacity: items it can hold.
+        accepted: items that have ever come in.
+        owner: the number of the worker that drains it.
+        waiting: producers in line for room.
+    """
+
+    index: int
+    used: int
+    capacity: int
+    accepted: int
+    owner: int
+    waiting: int
+
+    @property
+    def used_ratio(self) -> float:
+        """How full the partition is, from 0 to 1."""
+        return self.used / self.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One drain task at one moment.
+
+    Attributes:
+        index: its number, from 0.
+        partitions: how many partitions it owns.
+        taken: items it has taken out of partitions.
+        busy: seconds it has spent in rounds of handler calls.
+        in_flight: items it has taken and not finished.
+    """
+
+    index: int
+    partitions: int
+    taken: int
+    busy: float
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """A queue at one moment.
+
+    The counts add up: `attempted == accepted + refused + dropped_before`, and
+    `accepted == handled + failed + unhandled + dropped_after + in_flight + used`.
+
+    Attributes:
+        name: the queue's name.
+        attempted: items offered.
+        accepted: items taken in: each is handled, given to `on_error`, counted, or named in the shutdown report.
+        refused: items turned away because there was no room, the wait for it timed out, or the queue was closed.
+        dropped: `dropped_before + dropped_after`.
+        dropped_before: items turned away by `DROP_NEWEST`.
+        dropped_after: accepted items that made room under `DROP_OLDEST`.
+        handled: items whose handler call succeeded.
+        failed: items whose handler call failed or timed out.
+        unhandled: items that no handler takes.
+        in_flight: items taken out of a partition whose handler call has not ended.
+        undelivered: items that a shutdown gave back in its report; 0 before.
+        used: items waiting in partitions.
+        capacity: items that all partitions can hold.
+        oldest_age: an upper bound, in seconds, on the age of the oldest waiting item; 0 when none waits.
+        partitions: a snapshot of each partition.
+        workers: a snapshot of each drain task.
+        batch_sizes: items per handler call.
+        queue_latency: seconds from produce to handler, measured once a round for the oldest item of the round.
+    """
+
+    name: str
+    attempted: int
+    accepted: int
+    refused: int
+    dropped_before: int
+    dropped_after: int
+    handled: int
+    failed: int
+    unhandled: int
+    in_flight: int
+    undelivered: int
+    used: int
+    capacity: int
+    oldest_age: float
+    partitions: tuple[PartitionStats, ...] = field(repr=False)
+    workers: tuple[WorkerStats, ...] = field(repr=False)
+    batch_sizes: Distribution
+    queue_latency: Distribution
+
+    @property
+    def dropped(self) -> int:
+        """Items lost to the strategy, before or after they were accepted."""
+        return self.dropped_before + self.dropped_after
+
+    @property
+    def used_ratio(self) -> float:
+        """How full the queue is, from 0 to 1."""
+        return self.used / self.capacity
+
+    def top(self, n: int) -> tuple[PartitionStats, ...]:
+        """The `n` fullest partitions, fullest first."""
+        return tuple(sorted(self.partitions, key=lambda each: (-each.used, each.index))[:n])
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownReport:
+    """What became of every item that a queue accepted, up to the end of its shutdown.
+
+    `accepted == handled + failed + unhandled + dropped_after + len(undelivered)`.
+
+    Attributes:
+        handled: items whose handler call succeeded, over the queue's life.
+        failed: items whose handler call failed or timed out; each was given to `on_error`.
+        undelivered: the items themselves that the deadline left over, those of an interrupted handler call first.
+        elapsed: seconds that the shutdown took.
+        accepted: items that the queue ever accepted.
+        unhandled: items that no handler takes.
+        dropped_after: accepted items that made room under `DROP_OLDEST`.
+        name: the queue's name.
+    """
+
+    handled: int
+    failed: int
+    undelivered: list[Any] = field(repr=False)
+    elapsed: float
+    accepted: int = 0
+    unhandled: int = 0
+    dropped_after: int = 0
+    name: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was left over."""
+        return not self.undelivered

@@ -1,0 +1,235 @@
+"""The registry of queues by name, the owner of shared schedulers, and the order in which everything ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import structlog
+
+from batchqueue_async.config import QueueConfig
+from batchqueue_async.errors import ConfigError, DeadlockError, QueueExistsError
+from batchqueue_async.queue.batch_queue import BatchQueue
+from batchqueue_async.queue.closing import CANCEL_GRACE
+from batchqueue_async.runtime.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from batchqueue_async.config import SharedScheduler
+    from batchqueue_async.queue.stats import ShutdownReport
+
+T = TypeVar("T")
+
+_log: Any = structlog.get_logger("batchqueue_async")
+
+LOOP_GRACE = 1.0
+"""Seconds, on top of a queue's own deadline, for another thread's loop to answer before it counts as stalled."""
+
+
+class BatchQueueManager:
+    """Makes queues by name, shares them, and shuts them down in order.
+
+    It may be used from any thread; each queue it makes lives on one event loop: the one that runs where it is made,
+    or its shared scheduler's.
+
+    Example:
+        >>> import asyncio
+        >>> async def main() -> list[str]:
+        ...     async with BatchQueueManager() as manager:
+        ...         manager.get_or_create("spans", QueueConfig())
+        ...         return manager.names()
+        >>> asyncio.run(main())
+        ['spans']
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: dict[str, BatchQueue[Any]] = {}
+        self._schedulers: dict[str, Scheduler] = {}
+
+    # -- making and finding --------------------------------------------------------------------------------------
+
+    def create(self, name: str, config: QueueConfig[T] | None = None) -> BatchQueue[T]:
+        """Make a queue under a name of its own.
+
+        Raises:
+            QueueExistsError: the name is taken.
+            ConfigError: the configuration breaks a rule.
+            WrongLoopError: no event loop runs here, and the configuration names no scheduler.
+        """
+        wanted: QueueConfig[T] = config or QueueConfig()
+        with self._lock:
+            if name in self._queues:
+                raise QueueExistsError(
+                    f"queue {name!r}: the name is taken; choose another, or share the queue with get_or_create"
+                )
+            return self._make(name, wanted)
+
+    def get_or_create(self, name: str, config: QueueConfig[T] | None = None) -> BatchQueue[T]:
+        """The queue of that name, made if there is none; the first configuration wins.
+
+        Raises:
+            ConfigError: one of the two configurations has a single consumer and the other has not.
+        """
+        wanted: QueueConfig[T] = config or QueueConfig()
+        with self._lock:
+            queue = self._queues.get(name)
+            if queue is None:
+                return self._make(name, wanted)
+        self._compare(queue, wanted)
+        return queue
+
+    def _make(self, name: str, config: QueueConfig[T]) -> BatchQueue[T]:
+        config.validate(name)
+        if config.scheduler is None:
+            queue = BatchQueue(name, config)
+        else:
+            scheduler = self._scheduler_for(name, config.scheduler)
+            queue = BatchQueue(name, config, loop=scheduler.loop, limiter=scheduler.turns)
+        self._queues[name] = queue
+        return queue
+
+    def _scheduler_for(self, queue: str, wanted: SharedScheduler) -> Scheduler:
+        scheduler = self._schedulers.get(wanted.name)
+        if scheduler is None:
+            scheduler = self._schedulers[wanted.name] = Scheduler(wanted.name, wanted.policy)
+            _log.info("scheduler_created", scheduler=wanted.name, policy=str(wanted.policy), calls=scheduler.limit)
+        elif scheduler.policy != wanted.policy:
+            _log.warning(
+                "scheduler_policy_ignored",
+                queue=queue,
+                scheduler=wanted.name,
+                policy=str(wanted.policy),
+                first=str(scheduler.policy),
+            )
+        scheduler.check()
+        return scheduler
+
+    def _compare(self, queue: BatchQueue[Any], config: QueueConfig[Any]) -> None:
+        if (queue.config.consumer is None) != (config.consumer is None):
+            has, wants = ("handlers by type", "a single consumer")
+            if queue.config.consumer is not None:
+                has, wants = wants, has
+            raise ConfigError(
+                f"queue {queue.name!r}: consumer={config.consumer!r} asks for {wants}, "
+                f"but the queue exists with {has}; use the same mode, or another name"
+            )
+        differing = queue.config.differences(config)
+        if differing:
+            _log.warning("queue_config_ignored", queue=queue.name, fields=differing)
+
+    def get(self, name: str) -> BatchQueue[Any] | None:
+        """The queue of that name, or None."""
+        return self._queues.get(name)
+
+    def names(self) -> list[str]:
+        """The names of all queues, in the order in which they were made."""
+        with self._lock:
+            return list(self._queues)
+
+    def scheduler(self, name: str) -> Scheduler | None:
+        """The shared scheduler of that name, or None if no queue has named it yet."""
+        return self._schedulers.get(name)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    async def shutdown(self, name: str, timeout: float | None = None) -> ShutdownReport:
+        """Shut one queue down and forget it; its shared scheduler goes on for the others.
+
+        Raises:
+            ConfigError: there is no queue of that name.
+            DeadlockError: from a handler of the queue.
+        """
+        queue = self._queues.get(name)
+        if queue is None:
+            raise ConfigError(f"queue {name!r}: there is none of that name; the manager has {self.names()}")
+        report = await self._end(queue, timeout)
+        with self._lock:
+            if self._queues.get(name) is queue:
+                del self._queues[name]
+        return report
+
+    async def shutdown_all(self, timeout: float | None = None) -> dict[str, ShutdownReport]:
+        """End everything: all gates close, all queues drain, then the schedulers stop and the registries are cleared.
+
+        Args:
+            timeout: seconds for the drain of all queues together; each queue's `drain_timeout` when None.
+
+        Raises:
+            DeadlockError: from a handler of one of the queues, or on a shared scheduler's loop.
+        """
+        with self._lock:
+            queues, schedulers = list(self._queues.values()), list(self._schedulers.values())
+        self._forbid_shutdown_here(queues, schedulers)
+        here = asyncio.get_running_loop()
+        for queue in queues:
+            self._close_gate(queue, here)
+        reports = await asyncio.gather(*(self._end(queue, timeout) for queue in queues))
+        for scheduler in schedulers:
+            await asyncio.to_thread(scheduler.stop)
+        with self._lock:
+            for queue in queues:
+                if self._queues.get(queue.name) is queue:
+                    del self._queues[queue.name]
+            for scheduler in schedulers:
+                if self._schedulers.get(scheduler.name) is scheduler:
+                    del self._schedulers[scheduler.name]
+        return {report.name: report for report in reports}
+
+    def _forbid_shutdown_here(self, queues: list[BatchQueue[Any]], schedulers: list[Scheduler]) -> None:
+        for scheduler in schedulers:
+            if scheduler.is_current:
+                raise DeadlockError(
+                    f"scheduler {scheduler.name!r}: shutdown_all was called on its own loop, which it would wait for; "
+                    "call it from another thread or loop"
+                )
+        for queue in queues:
+            if queue.loop is asyncio.get_running_loop():
+                queue.forbid_shutdown_here()
+
+    def _close_gate(self, queue: BatchQueue[Any], here: asyncio.AbstractEventLoop) -> None:
+        if queue.loop is here:
+            queue.close_gate()
+        elif queue.loop.is_running():
+            queue.loop.call_soon_threadsafe(queue.close_gate)
+
+    async def _end(self, queue: BatchQueue[Any], timeout: float | None) -> ShutdownReport:
+        if queue.loop is asyncio.get_running_loop():
+            return await queue.shutdown(timeout)
+        allowed = queue.config.drain_timeout if timeout is None else timeout
+        if queue.loop.is_running():
+            ending = asyncio.run_coroutine_threadsafe(queue.shutdown(timeout), queue.loop)
+            try:
+                async with asyncio.timeout(allowed + CANCEL_GRACE + LOOP_GRACE):
+                    return await asyncio.wrap_future(ending)
+            except TimeoutError:
+                _log.error("loop_stalled", queue=queue.name, timeout=allowed)
+        return queue.abandon()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown_all()
+
+
+_default: BatchQueueManager | None = None
+_default_lock = threading.Lock()
+
+
+def default_manager() -> BatchQueueManager:
+    """The process-wide manager, made on first use.
+
+    Example:
+        >>> default_manager() is default_manager()
+        True
+    """
+    global _default  # noqa: PLW0603 - one for the process is what it is
+    with _default_lock:
+        if _default is None:
+            _default = BatchQueueManager()
+        return _default

@@ -1,0 +1,128 @@
+"""A named event loop in a thread of its own, shared by the queues that name it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from batchqueue_async.errors import ForkedError, QueueClosedError, WrongLoopError
+from batchqueue_async.queue.waits import Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from batchqueue_async.policies import WorkerPolicy
+
+R = TypeVar("R")
+
+_log: Any = structlog.get_logger("batchqueue_async")
+
+START_TIMEOUT = 10.0
+"""Seconds to wait for a new thread to run its loop: far more than it takes on a machine that works."""
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop event loop where there is one for the platform, else asyncio's own."""
+    try:
+        import uvloop  # noqa: PLC0415 - there is no uvloop on Windows
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class Scheduler:
+    """One event loop in a daemon thread; its policy bounds the handler calls of all its queues together.
+
+    A manager makes it when a queue names it first, and ends it in `shutdown_all`.
+
+    Example:
+        >>> from batchqueue_async.policies import WorkerPolicy
+        >>> async def answer() -> int:
+        ...     return 42
+        >>> scheduler = Scheduler("IO_POOL", WorkerPolicy.fixed(2))
+        >>> scheduler.submit(answer).result(timeout=5)
+        42
+        >>> scheduler.stop(timeout=5)
+        True
+
+    Attributes:
+        name: its name within the manager.
+        policy: what decides `limit`.
+        limit: how many handler calls run at once.
+        loop: the event loop.
+    """
+
+    def __init__(self, name: str, policy: WorkerPolicy) -> None:
+        self.name = name
+        self.policy = policy
+        self.limit = policy.resolve()
+        self.turns = Turns(self.limit)
+        self.loop: asyncio.AbstractEventLoop
+        self._pid = os.getpid()
+        self._stop: asyncio.Event
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name=f"batchqueue-{name}", daemon=True)
+        self._thread.start()
+        started.result(START_TIMEOUT)
+
+    def _run(self, started: concurrent.futures.Future[None]) -> None:
+        async def main() -> None:
+            self.loop = asyncio.get_running_loop()
+            self._stop = asyncio.Event()
+            started.set_result(None)
+            await self._stop.wait()
+
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(main())
+
+    @property
+    def running(self) -> bool:
+        """Whether the loop's thread is alive."""
+        return self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this code runs on the scheduler's own thread."""
+        return threading.current_thread() is self._thread
+
+    def check(self) -> None:
+        """Raise if the scheduler can't run anything here: after a fork, or after it was stopped."""
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"scheduler {self.name!r} was made before this process was forked, and its thread did not come along; "
+                "make a new manager in the child"
+            )
+        if not self.running:
+            raise QueueClosedError(f"scheduler {self.name!r} was stopped; make a new manager")
+
+    def submit(self, function: Callable[..., Coroutine[Any, Any, R]], *arguments: Any) -> concurrent.futures.Future[R]:
+        """Start a coroutine function on the scheduler's loop, from any thread."""
+        self.check()
+        return asyncio.run_coroutine_threadsafe(function(*arguments), self.loop)
+
+    async def run(self, function: Callable[..., Coroutine[Any, Any, R]], *arguments: Any) -> R:
+        """Run a coroutine function on the scheduler's loop and await its result on this one."""
+        return await asyncio.wrap_future(self.submit(function, *arguments))
+
+    def stop(self, timeout: float = START_TIMEOUT) -> bool:
+        """End the loop and its thread; False if the thread did not end within `timeout` seconds."""
+        if self.is_current:
+            raise WrongLoopError(f"scheduler {self.name!r}: stop was called on its own thread, which it would wait for")
+        if self.running:
+            # The loop may close between the two lines: then the thread is about to end by itself.
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(timeout)
+        if self.running:
+            _log.error("scheduler_stuck", scheduler=self.name, timeout=timeout)
+        return not self.running
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "stopped"
+        return f"<Scheduler {self.name!r} {state}, {self.limit} calls at once>"

@@ -1,0 +1,49 @@
+"""How the suite runs: async tests in virtual time unless marked, and Hypothesis by profile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, settings
+
+from batchqueue_async.testing import VirtualTimeLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import pytest
+
+if sys.platform != "win32":
+    import uvloop
+
+# ci repeats itself exactly; chaos looks for what ci has not met, and prints the blob that replays it.
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile(
+    "chaos", max_examples=5_000, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# A day: long enough for any backoff, and an end for a test that polls for what never comes.
+TIME_LIMIT = 24 * 3600.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=None, help="how many task orders a test marked `seeds` runs under")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.get_closest_marker("real_time"):
+        factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+        if sys.platform != "win32":
+            factories["uvloop"] = uvloop.new_event_loop
+        return factories
+    if seeds := item.get_closest_marker("seeds"):
+        count = config.getoption("seeds") or seeds.args[0]
+        return {f"seed-{seed}": partial(VirtualTimeLoop, seed=seed, time_limit=TIME_LIMIT) for seed in range(count)}
+    return {"virtual": partial(VirtualTimeLoop, time_limit=TIME_LIMIT)}
