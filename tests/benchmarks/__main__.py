@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
 import os
-import pstats
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ from .loops import LOOP_FACTORIES
 from .model import QUICK, Samples, Sizes
 from .peers import missing_peers
 from .plot import write_plot
+from .profiling import profile
 from .report import Outcome, as_json, case_table, noise_lines, verdict_table, write_json
 from .rows import ROWS, row_named
 
@@ -28,7 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; the exit status tells of failed measurements, never of missed targets."""
     options = _options(arguments)
     if options.profile is not None:
-        return _profile(options)
+        loop = next(iter(LOOP_FACTORIES)) if options.loop == "both" else options.loop
+        profile(row_named(options.profile), loop, QUICK if options.quick else Sizes(), options.output)
+        return 0
     loops = list(LOOP_FACTORIES) if options.loop == "both" else [options.loop]
     rows = [row_named(name) for name in options.only] if options.only else list(ROWS)
     outcomes = [Outcome(row=row, loop=loop) for row in rows for loop in loops]
@@ -109,20 +110,6 @@ def _report(outcomes: list[Outcome], settings: dict[str, object], options: argpa
     if why_not:
         print(why_not)
     return 1 if any(outcome.error for outcome in outcomes) else 0
-
-
-def _profile(options: argparse.Namespace) -> int:
-    """cProfile over the library's own cases of one row: where calls go; its figures are several times too high."""
-    row = row_named(options.profile)
-    loop = next(iter(LOOP_FACTORIES)) if options.loop == "both" else options.loop
-    profile = cProfile.Profile()
-    profile.runcall(row.measure, QUICK if options.quick else Sizes(), loop, 0, True)
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / f"profile-{row.name}-{loop}.prof"
-    profile.dump_stats(path)
-    pstats.Stats(profile).sort_stats("tottime").print_stats(30)
-    print(f"written to {path}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -127,10 +127,11 @@ def measure_cases(cases: Sequence[Case], workloads: dict[str, Workload], sizes: 
 
 async def _block(case: Case, workload: Workload, sizes: Sizes) -> list[float]:
     seconds: list[float] = []
-    bursts = sizes.bursts if len(workload.items) <= sizes.burst else sizes.large_bursts
+    large = len(workload.items) > sizes.burst
+    bursts, warmup = (sizes.large_bursts, 1) if large else (sizes.bursts, sizes.warmup)
     async with asyncio.timeout(BLOCK_TIMEOUT), case.open(workload) as burst:
         enough = time.perf_counter() + sizes.turn_seconds
-        for number in range(-sizes.warmup, bursts):
+        for number in range(-warmup, bursts):
             if number >= sizes.fewest_bursts and time.perf_counter() > enough:
                 break  # a peer that is a hundred times slower need not take the whole afternoon
             if number == 0:

@@ -18,6 +18,7 @@ class Sizes:
     """How much of everything one run measures."""
 
     burst: int = 10_000  # the default buffer_size, so that a burst just fits into one partition
+    stream: int = 30_000  # three times the buffer, so that the producer has to wait
     large_burst: int = 100_000  # for the rows of many types, where 10,000 items are 5 a type
     bursts: int = 12
     large_bursts: int = 3
@@ -43,6 +44,7 @@ class Sizes:
 # Only to see that every row runs: the figures of such a run say nothing.
 QUICK = Sizes(
     burst=1_000,
+    stream=12_000,
     large_burst=2_000,
     bursts=2,
     large_bursts=1,

@@ -30,7 +30,7 @@ MANY_NOWAIT_MIXED = "batchqueue produce_many_nowait by 1,000, 100 types"
 def _workloads(sizes: Sizes, names: set[str]) -> dict[str, Workload]:
     makers: dict[str, Callable[[], Workload]] = {
         "one": lambda: make_workload(sizes.burst, 1, sizes.chunk),
-        "stream": lambda: make_workload(sizes.large_burst, 1, sizes.chunk),
+        "stream": lambda: make_workload(sizes.stream, 1, sizes.chunk),
         "few": lambda: make_workload(sizes.burst, sizes.few_types, sizes.chunk, "Few"),
         "many": lambda: make_workload(sizes.burst, sizes.many_types, sizes.chunk, "Many"),
         "few-large": lambda: make_workload(sizes.large_burst, sizes.few_types, sizes.chunk, "Few"),
@@ -131,7 +131,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="stream",
-        title="await produce, one type, 100,000 items without a pause: the producer meets the full buffer",
+        title="await produce, one type, 30,000 items without a pause: the producer meets the full buffer",
         unit="s/item",
         reference=BASELINE,
         measure=_throughput(

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import sys
 
-import structlog
-
+from .loops import quiet_logs
 from .model import QUICK, Sizes
 from .rows import row_named
 
@@ -19,7 +17,7 @@ from .rows import row_named
 def main(arguments: list[str]) -> None:
     """Measure, and print the samples as the last line."""
     name, loop, run, size = arguments
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    quiet_logs()
     gc.enable()
     samples = row_named(name).measure(QUICK if size == "quick" else Sizes(), loop, int(run), False)
     print(json.dumps(samples))
