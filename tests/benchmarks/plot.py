@@ -51,6 +51,7 @@ def _costs(axes: Any, outcomes: list[Outcome]) -> None:
             colours.append("tab:blue" if ours else "tab:gray" if case.startswith("deque") else "tab:orange")
     axes.barh(labels, values, color=colours)
     axes.bar_label(axes.containers[0], fmt="%.0f", padding=3, fontsize=7) if values else None
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel("nanoseconds per item, median (logarithmic)")
@@ -69,6 +70,7 @@ def _targets(axes: Any, checks: list[tuple[Outcome, Any]]) -> None:
     axes.barh(labels, values, color=["tab:green" if verdict.met else "tab:red" for _, verdict in checks])
     axes.bar_label(axes.containers[0], fmt="%.2f", padding=3, fontsize=7)
     axes.axvline(1.0, color="black", linewidth=1)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel("share of the target used: below 1 is met")
     axes.set_title("Targets")
