@@ -344,7 +344,7 @@ class RecordingHandler(Generic[T]):
         self._held = False
         self._bell.ring()
 
-    async def wait_for(self, n_items: int, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as queue.flush
+    async def wait_for(self, n_items: int, *, timeout: float | None = None) -> None:
         """Wait until `n_items` items have arrived in all; `TimeoutError` after `timeout` seconds tells how many did."""
         try:
             async with asyncio.timeout(timeout):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-import structlog
-
+from batchqueue_async import log
 from batchqueue_async.config import Handler, QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
@@ -25,13 +25,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchqueue_async.queue.selector import Selector
+    from batchqueue_async.queue.stats import Tally
     from batchqueue_async.queue.waits import Turns
+    from batchqueue_async.runtime.sync_queue import SyncQueue
 
 T = TypeVar("T")
 _TYPE = type  # add_handler's parameter hides the builtin
 HandlerT = TypeVar("HandlerT", bound="Callable[..., Any]")
 
-_log: Any = structlog.get_logger("batchqueue_async")
+
+class Door(Protocol):
+    """What the queue knows of the door by which other threads come in."""
+
+    def collect(self) -> None:
+        """Move what came in into the partitions."""
+        ...
+
+    def meet_partitions(self) -> None:
+        """Get to know new partitions and routes."""
+        ...
+
+    def close(self) -> None:
+        """Take nothing in any more."""
+        ...
+
+    def give_back(self) -> list[Any]:
+        """What came in and the queue's loop has not seen."""
+        ...
 
 
 class BatchQueue(Delivering[T], Generic[T]):
@@ -56,6 +76,9 @@ class BatchQueue(Delivering[T], Generic[T]):
         name: the name under which the manager knows the queue.
         config: what the queue was made with.
     """
+
+    make_bridge: ClassVar[Callable[[BatchQueue[Any]], SyncQueue[Any]] | None] = None
+    """Set by the bridge, which stands behind this module in an item's way."""
 
     def __init__(
         self,
@@ -102,6 +125,8 @@ class BatchQueue(Delivering[T], Generic[T]):
         self._closer = Closing(name, self._workers, self._placement, self._tally, self._loop)
         self._report: ShutdownReport | None = None
         self._rebalancer: Rebalancer[T] | None = None
+        self._bridge: SyncQueue[T] | None = None
+        self._bridge_lock = threading.Lock()
         if loop is None:
             self._start()
         else:
@@ -115,7 +140,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         workers = policy.resolve()
         partitions = config.partitions.resolve(workers)
         if partitions < workers:
-            _log.warning("workers_reduced", queue=self.name, workers=workers, partitions=partitions)
+            log.warning("workers_reduced", queue=self.name, workers=workers, partitions=partitions)
             workers = partitions
         if config.consumer is not None and partitions > 1 and isinstance(config.selector, TypeHash):
             self._warn_spread("a single consumer takes every type, so items of one type keep to one partition")
@@ -128,7 +153,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         return selector
 
     def _warn_spread(self, reason: str) -> None:
-        _log.warning(
+        log.warning(
             "type_hash_cannot_spread", queue=self.name, reason=reason, way_out="selector=round_robin() or by_key(fn)"
         )
 
@@ -140,7 +165,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         if self.config.balancer is not None and len(self._workers) > 1:
             self._rebalancer = Rebalancer(self.name, self.config.balancer, self._placement.partitions, self._workers)
             self._rebalancer.start(self._loop, self.config.balance_interval)
-        _log.info(
+        log.info(
             "queue_created",
             queue=self.name,
             workers=self.worker_count,
@@ -174,6 +199,56 @@ class BatchQueue(Delivering[T], Generic[T]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return f"<BatchQueue {self.name!r} {state}, {self.worker_count} workers, {self.partition_count} partitions>"
+
+    # -- for the door by which other threads come in -----------------------------------------------------------
+
+    @property
+    def placement(self) -> Placement[T]:
+        """The queue's partitions and routes."""
+        return self._placement
+
+    @property
+    def tally(self) -> Tally:
+        """The queue's running counts."""
+        return self._tally
+
+    def set_door(self, door: Door) -> None:
+        """Collect from a door from now on."""
+        self._door = door
+        self._placement.on_rerouted = door.meet_partitions
+
+    def force(self, item: T) -> None:
+        """Put an item in that was accepted already, at the cost of older ones."""
+        place = self._placement.place(item)
+        if not place.offer(item):
+            place.evict()
+            self._tally.dropped_after += 1
+            place.offer(item)
+
+    def on_own_thread(self) -> bool:
+        """Whether this is the thread of the queue's loop."""
+        return self._here._is_owned()
+
+    def round_here(self) -> Worker[Any] | None:
+        """The worker in whose handler call this code runs, if any."""
+        return self._round_here()
+
+    def handler_of(self, task: asyncio.Task[Any] | None) -> str | None:
+        """The handler that a task of this queue is calling, or None."""
+        for worker in self._workers:
+            if worker.task is task and worker.in_round and worker.place < len(worker.groups):
+                entry = worker.groups[worker.place][0]
+                return None if entry is None else str(entry.label)
+        return None
+
+    def bridge(self) -> SyncQueue[T]:
+        """The queue as threads and other event loops use it; may be called, and is shared, anywhere."""
+        if BatchQueue.make_bridge is None:
+            raise AssertionError("import batchqueue_async, not a part of it")
+        with self._bridge_lock:
+            if self._bridge is None:
+                self._bridge = BatchQueue.make_bridge(self)
+        return self._bridge
 
     # -- handlers ------------------------------------------------------------------------------------------------
 
@@ -236,8 +311,11 @@ class BatchQueue(Delivering[T], Generic[T]):
         new = [Partition[T](index, self.config.buffer_size) for index in range(have, wanted)]
         for partition in new:
             min(self._workers, key=lambda worker: len(worker.partitions)).adopt(partition)
+        if self._door is not None:
+            self._door.collect()
         self._placement.grow(new)
-        _log.debug("queue_grown", queue=self.name, partitions=wanted)
+        self._placement.on_rerouted()
+        log.debug("queue_grown", queue=self.name, partitions=wanted)
 
     # -- numbers -------------------------------------------------------------------------------------------------
 
@@ -245,10 +323,11 @@ class BatchQueue(Delivering[T], Generic[T]):
         """A snapshot of the queue's counters; after shutdown it can be asked for anywhere."""
         if self._report is None:
             self._check_loop("stats")
+            self._collect_door()
         tally = self._tally
         partitions = self._placement.partitions
         moving = sum(len(transit.items) for transit in self._placement.transits)
-        accepted = sum(partition.accepted for partition in partitions) + moving
+        accepted = sum(partition.accepted for partition in partitions) + moving + tally.dropped_at_door
         undelivered = len(self._report.undelivered) if self._report is not None else 0
         now = self._loop.time()
         waiting = [partition.since for partition in partitions if partition.qsize()]
@@ -325,7 +404,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         """Account for everything without the queue's loop, which has ended or does not answer."""
         if self._report is None:
             self._closed = True
-            self._report = self._closer.abandon()
+            self._report = self._closer.abandon([] if self._door is None else self._door.give_back())
         return self._report
 
     def close_gate(self) -> None:
@@ -335,6 +414,8 @@ class BatchQueue(Delivering[T], Generic[T]):
         self._closed = True
         if self._rebalancer is not None:
             self._rebalancer.stop()
+        if self._door is not None:
+            self._door.close()
         for partition in self._placement.partitions:
             partition.close()
 
@@ -354,9 +435,9 @@ class BatchQueue(Delivering[T], Generic[T]):
         self.close_gate()
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error("worker_died", queue=self.name, **describe(error))
+            log.error("worker_died", queue=self.name, **describe(error))
         else:
-            _log.error(
+            log.error(
                 "queue_abandoned",
                 queue=self.name,
                 items=self._outstanding(),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import structlog
-
+from batchqueue_async import log
 from batchqueue_async.errors import Failure, QueueClosedError
 from batchqueue_async.queue.stats import ShutdownReport
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.stats import Tally
 
 T = TypeVar("T")
-
-_log: Any = structlog.get_logger("batchqueue_async")
 
 CANCEL_GRACE = 0.25
 """Seconds that a handler gets, after the deadline, to react to its cancellation before it is left behind."""
@@ -75,17 +72,18 @@ class Closing(Generic[T]):
         undelivered = self._give_up()
         report = self._report(undelivered, self.loop.time() - start)
         if undelivered:
-            _log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(undelivered))
-        _log.info("queue_closed", queue=self.name, handled=report.handled, failed=report.failed, elapsed=report.elapsed)
+            log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(undelivered))
+        log.info("queue_closed", queue=self.name, handled=report.handled, failed=report.failed, elapsed=report.elapsed)
         return report
 
-    def abandon(self) -> ShutdownReport:
+    def abandon(self, came_in: list[T]) -> ShutdownReport:
         """The report of a queue whose loop can't drain it any more: what has no outcome is undelivered."""
         left = [item for worker in self.workers for item in worker.unfinished()]
         for partition in self.placement.partitions:
             left += partition.take(partition.qsize())
         left += [item for transit in self.placement.transits for item in transit.items]
-        _log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(left))
+        left += came_in
+        log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(left))
         return self._report(left, 0.0)
 
     def _let_workers_finish(self) -> None:

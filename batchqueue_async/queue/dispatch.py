@@ -11,13 +11,12 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-import structlog
-
+from batchqueue_async import log
 from batchqueue_async.errors import UnhandledTypeError
 from batchqueue_async.queue.waits import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from batchqueue_async.config import ErrorHandler, Handler
     from batchqueue_async.queue.drain import Worker
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.stats import Histogram, Tally
 
 T = TypeVar("T")
-
-_log: Any = structlog.get_logger("batchqueue_async")
 
 
 def describe(error: BaseException) -> dict[str, str]:
@@ -205,7 +202,7 @@ class Dispatcher(Generic[T]):
         worker.pending -= len(items)
         worker.note_failure(worker.place, error)
         worker.place += 1
-        _log.warning(
+        log.warning(
             "handler_failed",
             queue=self.name,
             worker=worker.index,
@@ -228,7 +225,7 @@ class Dispatcher(Generic[T]):
             self._log_on_error(worker, failure)
 
     def _log_on_error(self, worker: Worker[T], failure: BaseException) -> None:
-        _log.error("on_error_failed", queue=self.name, worker=worker.index, **describe(failure))
+        log.error("on_error_failed", queue=self.name, worker=worker.index, **describe(failure))
 
     def _unhandled(self, worker: Worker[T], items: list[T]) -> None:
         self.tally.unhandled += len(items)
@@ -238,7 +235,7 @@ class Dispatcher(Generic[T]):
         for kind in dict.fromkeys(map(type, items)):
             if kind not in self._told:
                 self._told.add(kind)
-                _log.warning("type_unhandled", queue=self.name, worker=worker.index, type=kind.__qualname__)
+                log.warning("type_unhandled", queue=self.name, worker=worker.index, type=kind.__qualname__)
 
     # -- idling --------------------------------------------------------------------------------------------------
 
@@ -282,7 +279,7 @@ class Dispatcher(Generic[T]):
                 other.turns.leave_alone()
 
     def _log_on_idle(self, worker: Worker[T], entry: Entry[T], error: BaseException) -> None:
-        _log.warning("on_idle_failed", queue=self.name, worker=worker.index, handler=entry.label, **describe(error))
+        log.warning("on_idle_failed", queue=self.name, worker=worker.index, handler=entry.label, **describe(error))
 
 
 class _Appends(dict[type, "Callable[[T], None]"]):
@@ -299,9 +296,9 @@ class _Appends(dict[type, "Callable[[T], None]"]):
         return append
 
 
-def _only_type(partition: Partition[Any], items: list[Any]) -> type[Any] | None:
+def _only_type(partition: Partition[Any], items: Sequence[object]) -> type[object] | None:
     """The type of all the items, or None if they differ."""
-    first: type[Any] = type(items[0])
+    first = type(items[0])
     if partition.types is not None:
         return first if len(partition.types) == 1 else None
     if type(items[-1]) is not first or len(set(map(type, items))) > 1:

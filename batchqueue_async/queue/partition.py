@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
 
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.waits import Wait, Watch
 
 T = TypeVar("T")
+
+
+class Gate(Protocol):
+    """What a partition knows of the door by which other threads come in."""
+
+    def refill(self) -> None:
+        """Lend the door the places that are free now."""
+        ...
+
+    def reclaim(self) -> bool:
+        """Take places back that the door has not used; whether there were any."""
+        ...
 
 
 class Waiter:
@@ -64,6 +76,7 @@ class Partition(Generic[T]):
         "capacity",
         "closed",
         "flight_start",
+        "gate",
         "getters",
         "heir",
         "held",
@@ -112,6 +125,8 @@ class Partition(Generic[T]):
         self.heir: Worker[T] | None = None
         self.leaving: list[Transit[T]] | None = None
         """Types or keys that move to other partitions as soon as what is here of them is finished."""
+        self.gate: Gate | None = None
+        """The share of this partition that the door for other threads has."""
         self.waiters: deque[Waiter] | None = None
         self.getters: deque[asyncio.Future[None]] | None = None
         self.watches: list[Watch] | None = None
@@ -158,7 +173,7 @@ class Partition(Generic[T]):
 
     def offer(self, item: T) -> bool:
         """Take an item in if there is a free place and nobody waits for it."""
-        if self.closed or self.full():
+        if self.closed or self.waiters or self.permits or not self._make_room(1):
             return False
         self.tail.append(item)
         self.touch()
@@ -166,10 +181,17 @@ class Partition(Generic[T]):
 
     def offer_many(self, items: Sequence[T]) -> bool:
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
-        if self.closed or self.waiters or self.permits or self.room() < len(items):
+        if self.closed or self.waiters or self.permits or not self._make_room(len(items)):
             return False
         self.tail.extend(items)
         self.touch()
+        return True
+
+    def _make_room(self, count: int) -> bool:
+        """Whether there are so many free places, once the door has given back what it does not use."""
+        while self.room() < count:
+            if self.gate is None or not self.gate.reclaim():
+                return False
         return True
 
     def touch(self) -> None:
@@ -219,12 +241,16 @@ class Partition(Generic[T]):
     def enlist(self, want: int) -> Waiter:
         """Join the line for `want` places."""
         waiter = Waiter(want)
+        self.join(waiter)
+        return waiter
+
+    def join(self, waiter: Waiter) -> None:
+        """Let a waiter join the line."""
         if self.waiters is None:
             self.waiters = deque()
         self.waiters.append(waiter)
         self.arm()
         self.grant()
-        return waiter
 
     def grant(self) -> None:
         """Give free places to the line, first come, first served."""
@@ -261,6 +287,8 @@ class Partition(Generic[T]):
             self.waiters.remove(waiter)
         waiter.want = 0
         self.grant()
+        if self.gate is not None:
+            self.gate.refill()
 
     def watch(self, wait: Wait, count: int) -> None:
         """Let a caller wait for the last `count` items."""
@@ -284,6 +312,8 @@ class Partition(Generic[T]):
             self.grant()
         else:
             self.arm()
+        if self.gate is not None:
+            self.gate.refill()
         return items
 
     def _remove(self, most: int) -> list[T]:

@@ -25,6 +25,10 @@ T = TypeVar("T")
 Place = Partition[T] | Transit[T]
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class _PlaceOfType(dict[type, "Place[Any]"]):
     """The place of each type; a type met for the first time gets one as it is looked up."""
 
@@ -54,7 +58,8 @@ class Placement(Generic[T]):
         if self.only is None and type(selector) is TypeHash:
             self.by_type = _PlaceOfType(self._first_of)
         self.transits: list[Transit[T]] = []
-        self.on_settled: Callable[[], None] = lambda: None
+        self.on_settled: Callable[[], None] = _nothing
+        self.on_rerouted: Callable[[], None] = _nothing
         # A selector that is not type_hash is asked for an index below `_width`. While it moves to more partitions,
         # `_fences` says up to which number each old partition holds items that were placed by the old width.
         self._width = len(partitions)
@@ -68,7 +73,7 @@ class Placement(Generic[T]):
             return self.only
         if self.by_type is not None:
             return self.by_type[type(item)]
-        index = self._ask(item, self._width)
+        index = self.index_of(item)
         return self._moving(item, index) if self._fences else self.partitions[index]
 
     def grow(self, new: list[Partition[T]]) -> None:
@@ -123,9 +128,14 @@ class Placement(Generic[T]):
         self._settle_type(kind, transit.target)
         self.transits.remove(transit)
         self._move_type(kind)
+        self.on_rerouted()
         self._tell_settled()
 
     # -- other selectors: all at once, each pair of old and new partition through its own transit ------------------
+
+    def index_of(self, item: T) -> int:
+        """The index that a selector gives for the item now."""
+        return self._ask(item, self._width)
 
     def _ask(self, item: T, width: int) -> int:
         index = self.selector(item, width)

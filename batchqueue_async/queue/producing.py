@@ -21,6 +21,7 @@ from batchqueue_async.queue.waits import Wait, circle
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from batchqueue_async.queue.batch_queue import Door
     from batchqueue_async.queue.placement import Place, Placement
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Producing(Generic[T]):
         self._lock = threading.RLock()
         self._here = cast("_ThreadMark", self._lock)
         self._closed = False
+        self._door: Door | None = None
         self._blocking = config.strategy is BufferStrategy.BLOCKING
         self._tally = Tally()
 
@@ -335,6 +337,11 @@ class Producing(Generic[T]):
                 place.watch(wait, count)
             index += count
         return index
+
+    def _collect_door(self) -> None:
+        """What other threads have put in by now comes before whatever is asked next."""
+        if self._door is not None:
+            self._door.collect()
 
     def _refuse(self, count: int) -> None:
         if self.config.strategy is BufferStrategy.DROP_NEWEST and not self._closed:

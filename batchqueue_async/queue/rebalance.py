@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import structlog
-
+from batchqueue_async import log
 from batchqueue_async.queue.dispatch import describe
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.partition import Partition
 
 T = TypeVar("T")
-
-_log: Any = structlog.get_logger("batchqueue_async")
 
 
 class Rebalancer(Generic[T]):
@@ -65,7 +62,7 @@ class Rebalancer(Generic[T]):
                 return 0
             self._check(wanted)
         except Exception as error:  # noqa: BLE001 - a balancer is the user's code; without its advice all goes on
-            _log.error("balancer_failed", queue=self.name, **describe(error))
+            log.error("balancer_failed", queue=self.name, **describe(error))
             return 0
         moved = 0
         for partition, owner, new in zip(self.partitions, owners, wanted, strict=True):
@@ -73,7 +70,7 @@ class Rebalancer(Generic[T]):
                 partition.owner.hand_over(partition, self.workers[new])
                 moved += 1
         self.moves += moved
-        _log.debug("rebalanced", queue=self.name, moved=moved)
+        log.debug("rebalanced", queue=self.name, moved=moved)
         return moved
 
     def _owner(self, partition: Partition[T]) -> Worker[T]:

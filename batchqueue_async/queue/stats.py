@@ -14,12 +14,14 @@ _BUCKETS = 33 * _STEPS
 class Tally:
     """The running counts of one queue; touched by its loop alone."""
 
-    __slots__ = ("dropped_after", "dropped_before", "failed", "handled", "refused", "unhandled")
+    __slots__ = ("dropped_after", "dropped_at_door", "dropped_before", "failed", "handled", "refused", "unhandled")
 
     def __init__(self) -> None:
         self.refused = 0
         self.dropped_before = 0
         self.dropped_after = 0
+        self.dropped_at_door = 0
+        """Those of `dropped_after` that never reached a partition."""
         self.handled = 0
         self.failed = 0
         self.unhandled = 0
@@ -164,6 +166,7 @@ class QueueStats:
         partitions: a snapshot of each partition.
         workers: a snapshot of each drain task.
         batch_sizes: items per handler call.
+        loop_lag: seconds by which the queue's loop was late, as a bridge saw it; 0 without one.
         queue_latency: seconds from produce to handler, measured once a round for the oldest item of the round.
     """
 
@@ -185,6 +188,7 @@ class QueueStats:
     workers: tuple[WorkerStats, ...] = field(repr=False)
     batch_sizes: Distribution
     queue_latency: Distribution
+    loop_lag: float = 0.0
 
     @property
     def dropped(self) -> int:

@@ -9,8 +9,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import structlog
-
+from batchqueue_async import log
 from batchqueue_async.errors import ForkedError, QueueClosedError, WrongLoopError
 from batchqueue_async.queue.waits import Turns
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from batchqueue_async.policies import WorkerPolicy
 
 R = TypeVar("R")
-
-_log: Any = structlog.get_logger("batchqueue_async")
 
 START_TIMEOUT = 10.0
 """Seconds to wait for a new thread to run its loop: far more than it takes on a machine that works."""
@@ -120,7 +117,7 @@ class Scheduler:
                 self.loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(timeout)
         if self.running:
-            _log.error("scheduler_stuck", scheduler=self.name, timeout=timeout)
+            log.error("scheduler_stuck", scheduler=self.name, timeout=timeout)
         return not self.running
 
     def __repr__(self) -> str:
