@@ -51,7 +51,7 @@ class _Load:
 
     def handler(self) -> Callable[[Sequence[Any]], Any]:
         async def handle(batch: Sequence[Any]) -> None:
-            # not the loop's time: uvloop's stands still within an iteration, and counts in milliseconds
+            # not the loop's time: uvloop's counts in whole milliseconds, and a small batch sleeps for less
             start = time.perf_counter()
             await asyncio.sleep(self._seconds_per_item * len(batch))
             self._calls.append((asyncio.current_task(), start, time.perf_counter(), len(batch)))
