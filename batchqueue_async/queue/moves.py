@@ -108,5 +108,8 @@ class Transit(Generic[T]):
         self.items.extend(items)
         count = len(self.items) - before
         self.target.held += count
-        self.target.arm()
+        if self.target.linger_step is None:
+            self.target.arm()
+        else:
+            self.target.touch()  # what is kept for us may make it full: then it must not linger
         return count
