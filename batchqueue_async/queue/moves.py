@@ -55,9 +55,7 @@ class Transit(Generic[T]):
 
     def redeem(self, waiter: Waiter, items: Iterable[T]) -> None:
         """Put items into the places that the target granted."""
-        count = self._hold(items)
-        waiter.permits -= count
-        self.target.permits -= count
+        self.target.use_permits(waiter, self._hold(items))
         self.target.arm()
 
     def evict(self) -> T:

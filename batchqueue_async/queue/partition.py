@@ -27,19 +27,46 @@ T = TypeVar("T")
 
 
 class Waiter:
-    """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing."""
+    """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing.
 
-    __slots__ = ("future", "permits", "want")
+    Attributes:
+        line: where it stands; growth may lead it to another partition, and its place in the order with it.
+        item: the first item that it waits with: its line is where that item belongs.
+        worker: the worker whose handler call waits here, if it is one.
+        broken: whether the wait could never end, and so must.
+        expired: whether its time is over.
+    """
 
-    def __init__(self, want: int) -> None:
+    __slots__ = ("broken", "expired", "future", "item", "line", "permits", "want", "worker")
+
+    line: Partition[Any]
+
+    def __init__(self, want: int, item: Any = None) -> None:
         self.want = want
+        self.item = item
         self.permits = 0
+        self.broken = self.expired = False
+        self.worker: Worker[Any] | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def notify(self) -> None:
         """Let the producer run and look at what it got."""
         if not self.future.done():
             self.future.set_result(None)
+
+    def break_wait(self) -> None:
+        """End the wait: it is part of a circle of waits."""
+        self.broken = True
+        self.notify()
+
+    def expire(self) -> None:
+        """End the wait: its time is over."""
+        self.expired = True
+        self.notify()
+
+    def needs(self) -> list[list[Worker[Any]]]:
+        """Whom the producer waits for: nobody any more when it is about to run."""
+        return [] if self.future.done() else self.line.needs()
 
     def renew(self) -> None:
         """Be ready to wait for the rest of the places."""
@@ -65,6 +92,7 @@ class Partition(Generic[T]):
         "closed",
         "flight_start",
         "getters",
+        "granted",
         "heir",
         "held",
         "in_flight",
@@ -113,6 +141,8 @@ class Partition(Generic[T]):
         self.leaving: list[Transit[T]] | None = None
         """Types or keys that move to other partitions as soon as what is here of them is finished."""
         self.waiters: deque[Waiter] | None = None
+        self.granted: dict[Waiter, None] | None = None
+        """The producers that have permits, in order; `waiters` are those who want more."""
         self.getters: deque[asyncio.Future[None]] | None = None
         self.watches: list[Watch] | None = None
         self.attend = attend
@@ -217,15 +247,32 @@ class Partition(Generic[T]):
 
     # -- waiting for a place -------------------------------------------------------------------------------------
 
-    def enlist(self, want: int) -> Waiter:
+    def enlist(self, want: int, item: T | None = None) -> Waiter:
         """Join the line for `want` places."""
-        waiter = Waiter(want)
+        waiter = Waiter(want, item)
+        self.join(waiter)
+        return waiter
+
+    def join(self, waiter: Waiter) -> None:
+        """Let a waiter join the line."""
+        waiter.line = self
         if self.waiters is None:
             self.waiters = deque()
         self.waiters.append(waiter)
         self.arm()
         self.grant()
-        return waiter
+
+    def in_line(self) -> list[Waiter]:
+        """Everybody in the line, those with permits first."""
+        granted = self.granted or {}
+        return [*granted, *(waiter for waiter in self.waiters or () if waiter not in granted)]
+
+    def lead(self, waiter: Waiter, line: Partition[T]) -> None:
+        """Let a producer of the line go to the end of another one."""
+        want = waiter.want + waiter.permits
+        self.leave(waiter)
+        waiter.want = want
+        line.join(waiter)
 
     def grant(self) -> None:
         """Give free places to the line, first come, first served."""
@@ -239,6 +286,9 @@ class Partition(Generic[T]):
             waiter.want -= share
             waiter.permits += share
             self.permits += share
+            if self.granted is None:
+                self.granted = {}
+            self.granted[waiter] = None
             waiter.notify()
             if waiter.want:
                 break
@@ -249,15 +299,19 @@ class Partition(Generic[T]):
         """Put items into the places that the waiter was granted."""
         before = len(self.tail)
         self.tail.extend(items)
-        used = len(self.tail) - before
+        self.use_permits(waiter, len(self.tail) - before)
+        self.touch()
+
+    def use_permits(self, waiter: Waiter, used: int) -> None:
+        """Places that were granted are taken."""
         waiter.permits -= used
         self.permits -= used
-        self.touch()
+        if not waiter.permits and self.granted is not None:
+            self.granted.pop(waiter, None)
 
     def leave(self, waiter: Waiter) -> None:
         """Quit the line; granted places that were not used go to the next."""
-        self.permits -= waiter.permits
-        waiter.permits = 0
+        self.use_permits(waiter, waiter.permits)
         if waiter.want and self.waiters and waiter in self.waiters:
             self.waiters.remove(waiter)
         waiter.want = 0
