@@ -87,6 +87,7 @@ class Partition(Generic[T]):
     __slots__ = (
         "_head",
         "_position",
+        "arriving",
         "attend",
         "capacity",
         "closed",
@@ -138,6 +139,7 @@ class Partition(Generic[T]):
         self.types: set[type] | None = None
         self.owner: Worker[T] | None = None
         self.heir: Worker[T] | None = None
+        self.arriving: list[Transit[T]] | None = None
         self.leaving: list[Transit[T]] | None = None
         """Types or keys that move to other partitions as soon as what is here of them is finished."""
         self.waiters: deque[Waiter] | None = None
@@ -182,7 +184,12 @@ class Partition(Generic[T]):
 
     def needs(self) -> list[list[Worker[Any]]]:
         """Whom a producer in this line waits for."""
-        return [[self.owner]] if self.owner is not None else []
+        if self.owner is None:
+            return []
+        # With nothing to take out, room comes only from what is on its way here: one of its sources must finish first.
+        coming = [] if self.qsize() else [each.source.owner for each in self.arriving or () if each.items]
+        sources = [owner for owner in coming if owner is not None]
+        return [[self.owner], sources] if sources else [[self.owner]]
 
     # -- coming in -----------------------------------------------------------------------------------------------
 
@@ -320,6 +327,10 @@ class Partition(Generic[T]):
     def watch(self, wait: Wait, count: int) -> None:
         """Let a caller wait for the last `count` items."""
         wait.watch(self, self.accepted - count, self.accepted)
+
+    def awaited_by(self, wait: Wait) -> bool:
+        """Whether a caller waits for items of this partition."""
+        return any(watch.wait is wait for watch in self.watches or ())
 
     def close(self) -> None:
         """Take nothing in any more, and send every waiting producer away."""

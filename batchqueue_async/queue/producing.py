@@ -358,7 +358,7 @@ class Producing(Generic[T]):
         if running is None:
             return None
         worker, number = running
-        return worker if worker.in_round and worker.round == number and not worker.abandoned else None
+        return worker if worker.calling and worker.round == number and not worker.abandoned else None
 
     def _forbid_own_wait(self, line: Partition[T]) -> Worker[Any] | None:
         """Refuse a wait that its own caller would have to end; returns the worker that is about to wait."""
