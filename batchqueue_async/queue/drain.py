@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from batchqueue_async.queue.waits import circle
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -80,6 +82,7 @@ class Worker(Generic[T]):
         self.chunks: list[tuple[Partition[T], list[T]]] = []
         self.round = 0
         self.in_round = False
+        self.in_idle = False
         self.hurry = 0
         """How many flushes (or a shutdown) want lingering batches to leave at once."""
         self.closing = False
@@ -114,14 +117,24 @@ class Worker(Generic[T]):
         partition.arm()
 
     def hand_over(self, partition: Partition[T], heir: Worker[T]) -> None:
-        """Give a partition to another worker: now, or when the items that are in flight from it are finished."""
-        if heir is self:
-            partition.heir = None
-        elif partition.in_flight:
-            partition.heir = heir
-        else:
-            self._release(partition)
-            heir.adopt(partition)
+        """Give a partition to another worker: now, or when the items that are in flight from it are finished.
+
+        A worker whose handler waits for this very partition would then wait for itself: it does not get it.
+        """
+        partition.heir = None if heir is self else heir
+        if not partition.in_flight:
+            self._give_to_heir(partition)
+
+    def _give_to_heir(self, partition: Partition[T]) -> None:
+        heir, partition.heir = partition.heir, None
+        if heir is None:
+            return
+        partition.owner = heir
+        if heir.blocked_on is not None and circle(heir):
+            partition.owner = self
+            return
+        self._release(partition)
+        heir.adopt(partition)
 
     def _release(self, partition: Partition[T]) -> None:
         self.partitions.remove(partition)
@@ -139,6 +152,11 @@ class Worker(Generic[T]):
         else:
             self._set_linger_steps()
         return self.loop.time()
+
+    @property
+    def calling(self) -> bool:
+        """Whether the worker is in a handler's hands, so that nothing else of it goes on."""
+        return self.in_round or self.in_idle
 
     def needs(self) -> list[list[Worker[Any]]]:
         """Whom the running handler call waits for: it goes on when, of every group, one goes on."""
@@ -165,13 +183,22 @@ class Worker(Generic[T]):
                 await self._nap(None)
             else:
                 if self.dispatch.wants_idle():
-                    await self.dispatch.idle(self)
+                    await self._idle()
                     if self.ready or self.closing:
                         continue
                 delay = self.rules.backoff(idle_rounds)
                 parked = delay >= self.rules.max_idle and not self.dispatch.wants_idle()
                 await self._nap(None if parked else delay)
                 idle_rounds += 1
+
+    async def _idle(self) -> None:
+        self.round += 1
+        current_round.set((self, self.round))
+        self.in_idle = True
+        try:
+            await self.dispatch.idle(self)
+        finally:
+            self.in_idle = False
 
     async def _round(self) -> None:
         start = self.loop.time()
@@ -227,9 +254,7 @@ class Worker(Generic[T]):
         if partition.watches or partition.leaving:
             partition.settle()
         if partition.heir is not None:
-            heir = partition.heir
-            self._release(partition)
-            heir.adopt(partition)
+            self._give_to_heir(partition)
 
     # -- lingering -----------------------------------------------------------------------------------------------
 

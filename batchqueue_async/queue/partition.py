@@ -39,19 +39,48 @@ class Gate(Protocol):
 
 
 class Waiter:
-    """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing."""
+    """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing.
 
-    __slots__ = ("future", "permits", "want")
+    Attributes:
+        line: where it stands; growth may lead it to another partition, and its place in the order with it.
+        item: the first item that it waits with: its line is where that item belongs.
+        worker: the worker whose handler call waits here, if it is one.
+        broken: whether the wait could never end, and so must.
+        expired: whether its time is over.
+    """
 
-    def __init__(self, want: int) -> None:
+    __slots__ = ("broken", "expired", "future", "item", "line", "permits", "want", "worker")
+
+    line: Partition[Any]
+    stays = False
+    """Whether it stands for several producers of this very partition, whom growth leads elsewhere by itself."""
+
+    def __init__(self, want: int, item: Any = None) -> None:
         self.want = want
+        self.item = item
         self.permits = 0
+        self.broken = self.expired = False
+        self.worker: Worker[Any] | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def notify(self) -> None:
         """Let the producer run and look at what it got."""
         if not self.future.done():
             self.future.set_result(None)
+
+    def break_wait(self) -> None:
+        """End the wait: it is part of a circle of waits."""
+        self.broken = True
+        self.notify()
+
+    def expire(self) -> None:
+        """End the wait: its time is over."""
+        self.expired = True
+        self.notify()
+
+    def needs(self) -> list[list[Worker[Any]]]:
+        """Whom the producer waits for: nobody any more when it is about to run."""
+        return [] if self.future.done() else self.line.needs()
 
     def renew(self) -> None:
         """Be ready to wait for the rest of the places."""
@@ -72,12 +101,14 @@ class Partition(Generic[T]):
     __slots__ = (
         "_head",
         "_position",
+        "arriving",
         "attend",
         "capacity",
         "closed",
         "flight_start",
         "gate",
         "getters",
+        "granted",
         "heir",
         "held",
         "in_flight",
@@ -123,11 +154,14 @@ class Partition(Generic[T]):
         self.types: set[type] | None = None
         self.owner: Worker[T] | None = None
         self.heir: Worker[T] | None = None
+        self.arriving: list[Transit[T]] | None = None
         self.leaving: list[Transit[T]] | None = None
         """Types or keys that move to other partitions as soon as what is here of them is finished."""
         self.gate: Gate | None = None
         """The share of this partition that the door for other threads has."""
         self.waiters: deque[Waiter] | None = None
+        self.granted: dict[Waiter, None] | None = None
+        """The producers that have permits, in order; `waiters` are those who want more."""
         self.getters: deque[asyncio.Future[None]] | None = None
         self.watches: list[Watch] | None = None
         self.attend = attend
@@ -167,7 +201,12 @@ class Partition(Generic[T]):
 
     def needs(self) -> list[list[Worker[Any]]]:
         """Whom a producer in this line waits for."""
-        return [[self.owner]] if self.owner is not None else []
+        if self.owner is None:
+            return []
+        # With nothing to take out, room comes only from what is on its way here: one of its sources must finish first.
+        coming = [] if self.qsize() else [each.source.owner for each in self.arriving or () if each.items]
+        sources = [owner for owner in coming if owner is not None]
+        return [[self.owner], sources] if sources else [[self.owner]]
 
     # -- coming in -----------------------------------------------------------------------------------------------
 
@@ -212,7 +251,8 @@ class Partition(Generic[T]):
             return
         limit = self.capacity - (len(self._head) - self._position) - self.held
         if self.linger_step is not None:
-            limit = min(limit, len(self.tail) + self.linger_step)
+            # The item that fills the partition, or may fill the batch, takes the slow path: its worker has to know.
+            limit = min(limit, len(self.tail) + self.linger_step) - 1
         self.limit = limit
 
     def evict(self) -> T:
@@ -238,19 +278,32 @@ class Partition(Generic[T]):
 
     # -- waiting for a place -------------------------------------------------------------------------------------
 
-    def enlist(self, want: int) -> Waiter:
+    def enlist(self, want: int, item: T | None = None) -> Waiter:
         """Join the line for `want` places."""
-        waiter = Waiter(want)
+        waiter = Waiter(want, item)
         self.join(waiter)
         return waiter
 
     def join(self, waiter: Waiter) -> None:
         """Let a waiter join the line."""
+        waiter.line = self
         if self.waiters is None:
             self.waiters = deque()
         self.waiters.append(waiter)
         self.arm()
         self.grant()
+
+    def in_line(self) -> list[Waiter]:
+        """Everybody in the line, those with permits first."""
+        granted = self.granted or {}
+        return [*granted, *(waiter for waiter in self.waiters or () if waiter not in granted)]
+
+    def lead(self, waiter: Waiter, line: Partition[T]) -> None:
+        """Let a producer of the line go to the end of another one."""
+        want = waiter.want + waiter.permits
+        self.leave(waiter)
+        waiter.want = want
+        line.join(waiter)
 
     def grant(self) -> None:
         """Give free places to the line, first come, first served."""
@@ -264,6 +317,9 @@ class Partition(Generic[T]):
             waiter.want -= share
             waiter.permits += share
             self.permits += share
+            if self.granted is None:
+                self.granted = {}
+            self.granted[waiter] = None
             waiter.notify()
             if waiter.want:
                 break
@@ -274,15 +330,19 @@ class Partition(Generic[T]):
         """Put items into the places that the waiter was granted."""
         before = len(self.tail)
         self.tail.extend(items)
-        used = len(self.tail) - before
+        self.use_permits(waiter, len(self.tail) - before)
+        self.touch()
+
+    def use_permits(self, waiter: Waiter, used: int) -> None:
+        """Places that were granted are taken."""
         waiter.permits -= used
         self.permits -= used
-        self.touch()
+        if not waiter.permits and self.granted is not None:
+            self.granted.pop(waiter, None)
 
     def leave(self, waiter: Waiter) -> None:
         """Quit the line; granted places that were not used go to the next."""
-        self.permits -= waiter.permits
-        waiter.permits = 0
+        self.use_permits(waiter, waiter.permits)
         if waiter.want and self.waiters and waiter in self.waiters:
             self.waiters.remove(waiter)
         waiter.want = 0
@@ -293,6 +353,10 @@ class Partition(Generic[T]):
     def watch(self, wait: Wait, count: int) -> None:
         """Let a caller wait for the last `count` items."""
         wait.watch(self, self.accepted - count, self.accepted)
+
+    def awaited_by(self, wait: Wait) -> bool:
+        """Whether a caller waits for items of this partition."""
+        return any(watch.wait is wait for watch in self.watches or ())
 
     def close(self) -> None:
         """Take nothing in any more, and send every waiting producer away."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from batchqueue_async.queue.batch_queue import Door
+    from batchqueue_async.queue.partition import Waiter
     from batchqueue_async.queue.placement import Place, Placement
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class Producing(Generic[T]):
             if len(tail) < place.limit:
                 tail.append(item)
                 return True
-            return self._offer(place, item) or (self._blocking and await self._produce_in_line(item))
+            return self._offer(place, item) or (self._blocking and await self._produce_in_line(place, item))
         raise self._wrong_loop("produce")
 
     def produce_nowait(self, item: T) -> bool:
@@ -150,64 +151,52 @@ class Producing(Generic[T]):
             self._tally.refused += 1
         return False
 
-    async def _produce_in_line(self, item: T) -> bool:
-        deadline = self._block_deadline()
-        while not self._closed:
-            place = self._placement.place(item)
-            if place.offer(item):
-                return True
-            granted = await self._stand_in_line(place.line, (item,), deadline)
-            if granted is None:
-                continue  # the item's type has moved to another partition meanwhile
-            if granted:
-                return True
-            break
+    async def _produce_in_line(self, place: Place[T], item: T) -> bool:
+        if not self._closed and await self._stand_in_line(place.line, (item,), self._block_deadline()):
+            return True
         self._tally.refused += 1
         return False
 
     async def _stand_in_line(
         self, line: Partition[T], items: Sequence[T], deadline: float | None, wait: Wait | None = None
-    ) -> int | None:
-        """Wait until all items have got places, in parts if need be; how many did, or None if their place moved."""
-        waiting_worker = self._forbid_own_wait(line)
-        waiter = line.enlist(len(items))
-        timer = None if deadline is None else self._loop.call_at(deadline, waiter.notify)
-        broken = False
-
-        def break_wait() -> None:
-            nonlocal broken
-            broken = True
-            waiter.notify()
-
+    ) -> int:
+        """Wait until all items have got places, in parts if need be; how many did."""
+        worker = self._forbid_own_wait(line)
+        waiter = line.enlist(len(items), items[0])
+        timer = None if deadline is None else self._loop.call_at(deadline, waiter.expire)
         before = None
-        if waiting_worker is not None:
-            before = waiting_worker.blocked_on
-            waiting_worker.blocked_on, waiting_worker.break_wait = line.needs, break_wait
+        if worker is not None:
+            before = worker.blocked_on, worker.break_wait
+            worker.blocked_on, worker.break_wait = waiter.needs, waiter.break_wait
+            waiter.worker = worker
         done = 0
         try:
-            while done < len(items):
+            while done < len(items) and not waiter.expired:
                 await waiter.future
-                if broken:
-                    raise self._deadlock(line)
-                if self._closed or not waiter.permits:
+                if waiter.broken:
+                    raise self._deadlock(waiter.line)
+                if self._closed:
                     break
-                place = self._placement.place(items[done])
-                if place.line is not line:
-                    return done or None
-                part = items[done : done + waiter.permits]
-                place.redeem(waiter, part)
-                if wait is not None:
-                    place.watch(wait, len(part))
-                done += len(part)
-                waiter.renew()
-                line.grant()
+                done += self._redeem(waiter, items[done : done + waiter.permits], wait)
+                if done < len(items):
+                    waiter.renew()
+                    waiter.line.grant()
             return done
         finally:
-            if waiting_worker is not None:
-                waiting_worker.blocked_on, waiting_worker.break_wait = before, None
+            if worker is not None and before is not None:
+                worker.blocked_on, worker.break_wait = before
             if timer is not None:
                 timer.cancel()
-            line.leave(waiter)
+            waiter.line.leave(waiter)
+
+    def _redeem(self, waiter: Waiter, items: Sequence[T], wait: Wait | None) -> int:
+        """Put items into the places that the line granted; how many."""
+        if items:
+            place = self._placement.place_in_line(items[0], waiter.line)
+            place.redeem(waiter, items)
+            if wait is not None:
+                place.watch(wait, len(items))
+        return len(items)
 
     def _block_deadline(self) -> float | None:
         timeout = self.config.block_timeout
@@ -311,8 +300,8 @@ class Producing(Generic[T]):
             line = self._placement.place(items[done]).line
             rest = items[done:] if self._only is not None else items[done : done + 1]
             granted = await self._stand_in_line(line, rest, deadline, wait)
-            done += granted or 0
-            if granted is not None and granted < len(rest):
+            done += granted
+            if granted < len(rest):
                 break
         self._refuse(len(items) - done)
         return done
@@ -376,7 +365,7 @@ class Producing(Generic[T]):
         if running is None:
             return None
         worker, number = running
-        return worker if worker.in_round and worker.round == number and not worker.abandoned else None
+        return worker if worker.calling and worker.round == number and not worker.abandoned else None
 
     def _forbid_own_wait(self, line: Partition[T]) -> Worker[Any] | None:
         """Refuse a wait that its own caller would have to end; returns the worker that is about to wait."""
