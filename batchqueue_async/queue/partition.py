@@ -29,9 +29,10 @@ T = TypeVar("T")
 class Waiter:
     """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing."""
 
-    __slots__ = ("future", "permits", "want")
+    __slots__ = ("expired", "future", "permits", "want")
 
     def __init__(self, want: int) -> None:
+        self.expired = False
         self.want = want
         self.permits = 0
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -41,9 +42,16 @@ class Waiter:
         if not self.future.done():
             self.future.set_result(None)
 
+    def expire(self) -> None:
+        """The time for waiting is over, for this wait and, where a place came just now, for the next."""
+        self.expired = True
+        self.notify()
+
     def renew(self) -> None:
         """Be ready to wait for the rest of the places."""
         self.future = asyncio.get_running_loop().create_future()
+        if self.expired:
+            self.notify()
 
 
 class Partition(Generic[T]):

@@ -43,6 +43,7 @@ class Placement(Generic[T]):
         by_type: under `type_hash`, the place of each type met so far; producers read it directly. None otherwise.
         only: the single partition of a queue that can't grow, else None.
         transits: what is moving.
+        routes: a number that changes whenever an item may belong to another place than before.
     """
 
     def __init__(self, name: str, selector: Selector[T], partitions: list[Partition[T]], *, grows: bool) -> None:
@@ -54,6 +55,7 @@ class Placement(Generic[T]):
         if self.only is None and type(selector) is TypeHash:
             self.by_type = _PlaceOfType(self._first_of)
         self.transits: list[Transit[T]] = []
+        self.routes = 0
         self.on_settled: Callable[[], None] = lambda: None
         # A selector that is not type_hash is asked for an index below `_width`. While it moves to more partitions,
         # `_fences` says up to which number each old partition holds items that were placed by the old width.
@@ -73,6 +75,7 @@ class Placement(Generic[T]):
 
     def grow(self, new: list[Partition[T]]) -> None:
         """Add partitions, and start to move what belongs to them."""
+        self.routes += 1
         self.partitions.extend(new)
         if self.by_type is not None:
             for kind in list(self.by_type):
@@ -119,6 +122,7 @@ class Placement(Generic[T]):
             old.types.discard(kind)
 
     def _type_arrived(self, kind: type, transit: Transit[T]) -> None:
+        self.routes += 1
         self._leave_type(kind, transit.source)
         self._settle_type(kind, transit.target)
         self.transits.remove(transit)
@@ -150,6 +154,7 @@ class Placement(Generic[T]):
         wait.future.add_done_callback(self._all_moved)
 
     def _all_moved(self, _: asyncio.Future[None]) -> None:
+        self.routes += 1
         self._width = self._next_width
         self._fences = []
         if len(self.partitions) > self._width:
@@ -174,6 +179,7 @@ class Placement(Generic[T]):
         return transit
 
     def _pair_arrived(self, pair: tuple[int, int], transit: Transit[T]) -> None:
+        self.routes += 1
         del self._pairs[pair]
         self.transits.remove(transit)
         self._tell_settled()

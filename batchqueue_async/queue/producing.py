@@ -154,7 +154,7 @@ class Producing(Generic[T]):
             place = self._placement.place(item)
             if place.offer(item):
                 return True
-            granted = await self._stand_in_line(place.line, (item,), deadline)
+            granted = await self._stand_in_line(place, (item,), deadline)
             if granted is None:
                 continue  # the item's type has moved to another partition meanwhile
             if granted:
@@ -164,12 +164,13 @@ class Producing(Generic[T]):
         return False
 
     async def _stand_in_line(
-        self, line: Partition[T], items: Sequence[T], deadline: float | None, wait: Wait | None = None
+        self, place: Place[T], items: Sequence[T], deadline: float | None, wait: Wait | None = None
     ) -> int | None:
         """Wait until all items have got places, in parts if need be; how many did, or None if their place moved."""
+        line, routes = place.line, self._placement.routes
         waiting_worker = self._forbid_own_wait(line)
         waiter = line.enlist(len(items))
-        timer = None if deadline is None else self._loop.call_at(deadline, waiter.notify)
+        timer = None if deadline is None else self._loop.call_at(deadline, waiter.expire)
         broken = False
 
         def break_wait() -> None:
@@ -189,7 +190,7 @@ class Producing(Generic[T]):
                     raise self._deadlock(line)
                 if self._closed or not waiter.permits:
                     break
-                place = self._placement.place(items[done])
+                place, routes = self._look_again(place, routes, items[done])
                 if place.line is not line:
                     return done or None
                 part = items[done : done + waiter.permits]
@@ -206,6 +207,11 @@ class Producing(Generic[T]):
             if timer is not None:
                 timer.cancel()
             line.leave(waiter)
+
+    def _look_again(self, place: Place[T], routes: int, item: T) -> tuple[Place[T], int]:
+        """The item's place now; only when a move may have changed it, for a selector may never answer twice alike."""
+        now = self._placement.routes
+        return (place, routes) if routes == now else (self._placement.place(item), now)
 
     def _block_deadline(self) -> float | None:
         timeout = self.config.block_timeout
@@ -306,9 +312,9 @@ class Producing(Generic[T]):
             done = self._take_what_fits(items, done, wait)
             if done == len(items) or self._closed or not self._blocking:
                 break
-            line = self._placement.place(items[done]).line
+            place = self._placement.place(items[done])
             rest = items[done:] if self._only is not None else items[done : done + 1]
-            granted = await self._stand_in_line(line, rest, deadline, wait)
+            granted = await self._stand_in_line(place, rest, deadline, wait)
             done += granted or 0
             if granted is not None and granted < len(rest):
                 break
