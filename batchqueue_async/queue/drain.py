@@ -165,7 +165,7 @@ class Worker(Generic[T]):
                 await self._nap(None)
             else:
                 if self.dispatch.wants_idle():
-                    await self.dispatch.idle(self)
+                    await self._idle()
                     if self.ready or self.closing:
                         continue
                 delay = self.rules.backoff(idle_rounds)
@@ -173,10 +173,20 @@ class Worker(Generic[T]):
                 await self._nap(None if parked else delay)
                 idle_rounds += 1
 
-    async def _round(self) -> None:
-        start = self.loop.time()
+    async def _idle(self) -> None:
+        """A round of `on_idle` calls: in them, too, a wait for this worker would have no end."""
+        self._begin_round()
+        self.in_round = True
+        await self.dispatch.idle(self)
+        self.in_round = False
+
+    def _begin_round(self) -> None:
         self.round += 1
         current_round.set((self, self.round))
+
+    async def _round(self) -> None:
+        start = self.loop.time()
+        self._begin_round()
         chunks = self._take(start)
         if not chunks:
             return
