@@ -19,7 +19,7 @@ from batchqueue_async.queue.partition import Partition
 from batchqueue_async.queue.placement import Placement
 from batchqueue_async.queue.rebalance import Rebalancer
 from batchqueue_async.queue.selector import TypeHash
-from batchqueue_async.queue.stats import Histogram, PartitionStats, QueueStats, ShutdownReport, WorkerStats
+from batchqueue_async.queue.stats import Histogram, PartitionStats, QueueStats, ShutdownReport, Sizes, WorkerStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         config = self.config
         workers, partitions = self._resolve_counts()
         self._grows = config.partitions.kind == "adaptive" and config.consumer is None
-        self._sizes = Histogram()
+        self._sizes = Sizes()
         self._latency = Histogram()
         self._dispatcher: Dispatcher[T] = Dispatcher(
             name=name,

@@ -7,7 +7,7 @@ partition) through a `Transit` whenever its old partition still has something of
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.queue.moves import Transit
@@ -29,17 +29,6 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
-class _PlaceOfType(dict[type, "Place[Any]"]):
-    """The place of each type; a type met for the first time gets one as it is looked up."""
-
-    def __init__(self, first_of: Callable[[type], Place[Any]]) -> None:
-        super().__init__()
-        self._first_of = first_of
-
-    def __missing__(self, kind: type) -> Place[Any]:
-        return self._first_of(kind)
-
-
 class Placement(Generic[T]):
     """The partitions of one queue, and the way from an item to its place.
 
@@ -54,9 +43,8 @@ class Placement(Generic[T]):
         self.selector = selector
         self.partitions = partitions
         self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
-        self.by_type: dict[type, Place[T]] | None = None
-        if self.only is None and type(selector) is TypeHash:
-            self.by_type = _PlaceOfType(self._first_of)
+        typed = self.only is None and type(selector) is TypeHash
+        self.by_type: dict[type, Place[T]] | None = {} if typed else None
         self.transits: list[Transit[T]] = []
         self.on_settled: Callable[[], None] = _nothing
         self.on_rerouted: Callable[[], None] = _nothing
@@ -72,14 +60,15 @@ class Placement(Generic[T]):
         if self.only is not None:
             return self.only
         if self.by_type is not None:
-            return self.by_type[type(item)]
+            kind = type(item)
+            return self.by_type.get(kind) or self._first_of(kind)
         index = self.index_of(item)
         return self._moving(item, index) if self._fences else self.partitions[index]
 
     def place_in_line(self, item: T, line: Partition[T]) -> Place[T]:
         """The place of an item whose producer has got room by waiting in a line."""
         if self.by_type is not None:
-            return self.by_type[type(item)]
+            return self.place(item)
         if not self._fences:
             return line  # to ask a selector like round_robin() again would send the producer to another line
         place = self.place(item)
