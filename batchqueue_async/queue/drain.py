@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -44,6 +45,19 @@ class Dispatch(Protocol[T]):
         ...
 
 
+REVIEW_AFTER = 1_000
+"""Items that a worker takes before its queue looks once whether its selector spreads them."""
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The loop's clock, where it is fine enough to measure by.
+
+    uvloop's counts whole milliseconds and stands still within a turn of the loop; the system's monotonic clock is
+    the one that it is made from.
+    """
+    return time.monotonic if type(loop).__module__.startswith("uvloop") else loop.time
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRules:
     """The part of a queue's configuration that its workers go by."""
@@ -77,6 +91,9 @@ class Worker(Generic[T]):
         self.dispatch = dispatch
         self.latency = latency
         self.loop = loop
+        self.clock = clock_of(loop)
+        self.review: Callable[[], None] | None = None
+        """Called after `REVIEW_AFTER` items, until the queue takes it away."""
         self.partitions: list[Partition[T]] = []
         self.ready: deque[Partition[T]] = deque()
         self.chunks: list[tuple[Partition[T], list[T]]] = []
@@ -153,7 +170,7 @@ class Worker(Generic[T]):
             self.wake()
         else:
             self._set_linger_steps()
-        return self.loop.time()
+        return self.clock()
 
     @property
     def calling(self) -> bool:
@@ -203,7 +220,7 @@ class Worker(Generic[T]):
             self.in_idle = False
 
     async def _round(self) -> None:
-        start = self.loop.time()
+        start = self.clock()
         self.round += 1
         current_round.set((self, self.round))
         chunks = self._take(start)
@@ -214,7 +231,9 @@ class Worker(Generic[T]):
         await self.dispatch.run(self, chunks)
         # A round that is cut off stays a round: a shutdown reads from it what is unfinished.
         self.in_round = False
-        self.busy += self.loop.time() - start
+        self.busy += self.clock() - start
+        if self.review is not None and self.taken >= REVIEW_AFTER:
+            self.review()
         self.chunks, self.groups = [], []
         for partition, _ in chunks:
             partition.in_flight = 0
@@ -266,7 +285,7 @@ class Worker(Generic[T]):
         if not self.rules.linger or self.hurry or self.closing or self._batch_is_full():
             return 0.0
         oldest = min(partition.since for partition in self.ready)
-        left = oldest + self.rules.linger - self.loop.time()
+        left = oldest + self.rules.linger - self.clock()
         if left > 0:
             self._set_linger_steps()
         return left
