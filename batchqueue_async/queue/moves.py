@@ -40,6 +40,9 @@ class Transit(Generic[T]):
         if source.leaving is None:
             source.leaving = []
         source.leaving.append(self)
+        if target.arriving is None:
+            target.arriving = []
+        target.arriving.append(self)
 
     @property
     def line(self) -> Partition[T]:
@@ -62,9 +65,10 @@ class Transit(Generic[T]):
 
     def evict(self) -> T:
         """Remove the oldest item that can make room in the target."""
-        if self.target.qsize():
+        if not self.items or self.target.qsize():
             return self.target.evict()
         self.target.held -= 1
+        self.target.removed += 1  # it has come and gone; with nothing inside, no other item's number changes
         item = self.items.pop(0)
         for watch in self.watches:
             if watch.start == 0 < watch.end:
@@ -90,6 +94,9 @@ class Transit(Generic[T]):
         if source.leaving is not None:
             source.leaving.remove(self)
             source.leaving = source.leaving or None
+        if target.arriving is not None:
+            target.arriving.remove(self)
+            target.arriving = target.arriving or None
         base = target.accepted
         target.held -= len(self.items)
         target.tail.extend(self.items)

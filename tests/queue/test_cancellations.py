@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
+from queue_tools import Item, check, check_report, kinds, make, outcome
 
 import batchqueue_async as bq
 from batchqueue_async.queue.drain import Worker
 from batchqueue_async.queue.partition import Partition
 from batchqueue_async.queue.waits import Turns
 from batchqueue_async.testing import RecordingErrorHandler, RecordingHandler, advance, settle
-from queue_tools import Item, check, check_report, kinds, make, outcome
 
 
 async def full(capacity: int = 2, **options):
@@ -78,7 +79,7 @@ async def test_cancel_produce_at_every_moment_around_its_grant(turns, cancelled)
 
 
 async def test_cancel_produce_with_its_permit_in_hand_serves_the_next():
-    queue, handler = await full(capacity=1)
+    queue, _handler = await full(capacity=1)
     first, second = (asyncio.create_task(queue.produce(number)) for number in range(2))
     await settle()
     partition = queue._placement.partitions[0]
@@ -175,7 +176,7 @@ async def test_cancel_produce_many_over_types():
     assert await outcome(many) == "cancelled"
     accepted = check(queue).accepted
     handled = await rest(queue, handler)
-    assert sorted(handled, key=lambda item: items.index(item)) == items[:accepted]
+    assert sorted(handled, key=items.index) == items[:accepted]
 
 
 # --- deliver, flush
@@ -199,7 +200,8 @@ async def test_cancel_deliver_while_its_items_are_handled():
     one.cancel()
     assert await outcome(one) == "cancelled"
     assert handler.cancelled == 0
-    assert await outcome(other) is None or isinstance(await outcome(other), bq.DeliveryError)
+    with contextlib.suppress(bq.DeliveryError):  # one of its items may share a batch with the failing one
+        await other
     await queue.flush(timeout=100)
     assert sorted(handler.items) == [*range(6), *range(10, 13)]  # nothing is taken back
     no_trace(queue)
@@ -272,7 +274,7 @@ async def test_cancel_one_of_several_callers_of_shutdown():
 
 
 async def test_cancel_the_only_caller_of_shutdown():
-    queue, handler = await full()
+    queue, _handler = await full()
     caller = asyncio.create_task(queue.shutdown(timeout=5.0))
     await settle()
     caller.cancel()

@@ -7,10 +7,10 @@ import logging
 import threading
 
 import pytest
+from queue_tools import Item, check, kinds, make, now, outcome
 
 import batchqueue_async as bq
 from batchqueue_async.testing import RecordingErrorHandler, RecordingHandler, VirtualTimeLoop, advance, settle
-from queue_tools import Item, check, kinds, make, now, outcome
 
 # --- j: sparse traffic
 
@@ -140,10 +140,14 @@ async def test_bq_m_async_with_drains_the_tail():
 
 async def test_bq_m_async_with_drains_the_tail_when_the_body_fails():
     handler = RecordingHandler[int]()
-    with pytest.raises(KeyError):
+
+    async def body() -> None:
         async with bq.BatchQueueManager() as manager:
             assert await manager.create("q", bq.QueueConfig(consumer=handler)).produce(1)
             raise KeyError
+
+    with pytest.raises(KeyError):
+        await body()
     assert handler.handled == [1]
 
 
@@ -354,7 +358,9 @@ def test_bq_p_a_thread_that_starts_after_the_loop_ended_is_refused_too():
 
 async def test_bq_t_flush_means_that_what_was_accepted_before_has_been_handled():
     handler = RecordingHandler[int](delay=1.0, fail=lambda batch: ValueError() if 3 in batch else None)
-    queue = make(consumer=handler, max_batch=2, workers=bq.WorkerPolicy.fixed(2), partitions=bq.PartitionPolicy.fixed(4))
+    queue = make(
+        consumer=handler, max_batch=2, workers=bq.WorkerPolicy.fixed(2), partitions=bq.PartitionPolicy.fixed(4)
+    )
     assert await queue.produce_many(range(16)) == 16
     await advance(0.5)
     flush = asyncio.create_task(queue.flush())
