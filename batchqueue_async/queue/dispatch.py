@@ -88,6 +88,7 @@ class Dispatcher(Generic[T]):
         self.single: Entry[T] | None = None
         self.fallback: Entry[T] | None = None
         self.entries: dict[type, Entry[T]] = {}
+        self._leaving: dict[type, Turns] = {}
         self._resolved: dict[type, Entry[T] | None] = {}
         self._told: set[type] = set()
 
@@ -97,16 +98,19 @@ class Dispatcher(Generic[T]):
         """Register, or replace, the handler of a type."""
         entry = self.entries.get(kind)
         if entry is None:
-            self.entries[kind] = Entry(kind.__qualname__, handler, weight)
+            entry = self.entries[kind] = Entry(kind.__qualname__, handler, weight)
+            entry.turns = self._leaving.pop(kind, entry.turns)
         else:
             entry.replace(handler, weight)
         self._resolved.clear()
 
     def remove(self, kind: type) -> bool:
         """Forget the handler of a type; a running call goes on."""
-        found = self.entries.pop(kind, None) is not None
+        entry = self.entries.pop(kind, None)
         self._resolved.clear()
-        return found
+        if entry is not None and not entry.turns.idle:
+            self._leaving[kind] = entry.turns  # for the next handler of the type: it waits for this one's call
+        return entry is not None
 
     def resolve(self, kind: type) -> Entry[T] | None:
         """The handler of a type: its own, else that of the nearest base class, else the fallback."""

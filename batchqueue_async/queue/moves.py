@@ -70,9 +70,10 @@ class Transit(Generic[T]):
 
     def evict(self) -> T:
         """Remove the oldest item that can make room in the target."""
-        if self.target.qsize():
+        if not self.items or self.target.qsize():
             return self.target.evict()
         self.target.held -= 1
+        self.target.removed += 1  # it has come and gone; with nothing inside, no other item's number changes
         item = self.items.pop(0)
         for watch in self.watches:
             if watch.start == 0 < watch.end:

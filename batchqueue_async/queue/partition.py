@@ -160,6 +160,7 @@ class Partition(Generic[T]):
         self.owner: Worker[T] | None = None
         self.heir: Worker[T] | None = None
         self.arriving: list[Transit[T]] | None = None
+        """Those that move here; `held` counts their items."""
         self.leaving: list[Transit[T]] | None = None
         """Types or keys that move to other partitions as soon as what is here of them is finished."""
         self.gate: Gate | None = None
@@ -273,6 +274,8 @@ class Partition(Generic[T]):
 
     def evict(self) -> T:
         """Remove the oldest waiting item to make room; whoever waits for it learns that it was dropped."""
+        if not self.qsize():
+            return next(transit for transit in self.arriving or () if transit.items).evict()
         number = self.removed
         item = self._remove(1)[0]
         for watch in self.watches or ():
