@@ -89,6 +89,8 @@ class Dispatcher(Generic[T]):
         self.entries: dict[type, Entry[T]] = {}
         self._resolved: dict[type, Entry[T] | None] = {}
         self._told: set[type] = set()
+        self._left: dict[type, Turns] = {}
+        """The turns of removed handlers that were in a call: one added again must not run beside it."""
 
     # -- who takes what ------------------------------------------------------------------------------------------
 
@@ -96,16 +98,19 @@ class Dispatcher(Generic[T]):
         """Register, or replace, the handler of a type."""
         entry = self.entries.get(kind)
         if entry is None:
-            self.entries[kind] = Entry(kind.__qualname__, handler, weight)
+            self.entries[kind] = entry = Entry(kind.__qualname__, handler, weight)
+            entry.turns = self._left.pop(kind, entry.turns)
         else:
             entry.replace(handler, weight)
         self._resolved.clear()
 
     def remove(self, kind: type) -> bool:
         """Forget the handler of a type; a running call goes on."""
-        found = self.entries.pop(kind, None) is not None
+        entry = self.entries.pop(kind, None)
+        if entry is not None and not entry.turns.idle:
+            self._left[kind] = entry.turns
         self._resolved.clear()
-        return found
+        return entry is not None
 
     def resolve(self, kind: type) -> Entry[T] | None:
         """The handler of a type: its own, else that of the nearest base class, else the fallback."""
@@ -158,17 +163,19 @@ class Dispatcher(Generic[T]):
             self.sizes.record(len(items))
             try:
                 await self._call(worker, entry, items)
-            except asyncio.CancelledError as error:
-                if is_cancelled(worker):
+            except BaseException as error:  # whatever a handler raises is its batch's failure, not ours
+                if ends_the_worker(worker, error):
                     raise
                 await self._failed(worker, entry, items, error)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is its batch's failure, not ours
-                await self._failed(worker, entry, items, error)
             else:
-                if worker.abandoned:
-                    return
-                self.tally.handled += len(items)
-                worker.pending -= len(items)
+                if not worker.abandoned:
+                    self.tally.handled += len(items)
+                    worker.pending -= len(items)
+                    worker.place += 1
+            if worker.abandoned:
+                return
+            if is_cancelled(worker):
+                raise asyncio.CancelledError  # the handler swallowed it, but it was for the worker
 
     async def _call(self, worker: Worker[T], entry: Entry[T], items: list[T]) -> None:
         turns = entry.turns
@@ -214,14 +221,12 @@ class Dispatcher(Generic[T]):
             return
         try:
             async with asyncio.timeout(self.handler_timeout):
-                answer = self.on_error(items, error)
+                answer = self.on_error(items.copy(), error)
                 if inspect.isawaitable(answer):
                     await answer
-        except asyncio.CancelledError as failure:
-            if is_cancelled(worker):
+        except BaseException as failure:  # the error handler is the user's too; nothing stops for it
+            if ends_the_worker(worker, failure):
                 raise
-            self._log_on_error(worker, failure)
-        except Exception as failure:  # noqa: BLE001 - the error handler is the user's too; nothing stops for it
             self._log_on_error(worker, failure)
 
     def _log_on_error(self, worker: Worker[T], failure: BaseException) -> None:
@@ -268,11 +273,9 @@ class Dispatcher(Generic[T]):
             other.turns.enter_alone(worker)
         try:
             await self._guarded(worker, on_idle)
-        except asyncio.CancelledError as error:
-            if is_cancelled(worker):
+        except BaseException as error:  # a failing on_idle is the handler's fault and stops nothing
+            if ends_the_worker(worker, error):
                 raise
-            self._log_on_idle(worker, entry, error)
-        except Exception as error:  # noqa: BLE001 - a failing on_idle is the handler's fault and stops nothing
             self._log_on_idle(worker, entry, error)
         finally:
             for other in siblings:
@@ -309,3 +312,10 @@ def _only_type(partition: Partition[Any], items: Sequence[object]) -> type[objec
 def is_cancelled(worker: Worker[Any]) -> bool:
     """Whether the worker itself is being cancelled, rather than something that its handler waited for."""
     return worker.task is not None and worker.task.cancelling() > 0
+
+
+def ends_the_worker(worker: Worker[Any], error: BaseException) -> bool:
+    """Whether an error is meant for the worker, the loop or the interpreter, and not for a handler's batch."""
+    if isinstance(error, asyncio.CancelledError):
+        return is_cancelled(worker)
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
