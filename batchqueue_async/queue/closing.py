@@ -76,7 +76,7 @@ class Closing(Generic[T]):
         log.info("queue_closed", queue=self.name, handled=report.handled, failed=report.failed, elapsed=report.elapsed)
         return report
 
-    def abandon(self) -> ShutdownReport:
+    def abandon(self, came_in: list[T]) -> ShutdownReport:
         """The report of a queue whose loop can't drain it any more: what has no outcome is undelivered."""
         left = [item for worker in self.workers for item in worker.unfinished()]
         for worker in self.workers:
@@ -85,6 +85,7 @@ class Closing(Generic[T]):
             left += transit.drop()
         for partition in self.placement.partitions:
             left += partition.drop()
+        left += came_in
         log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(left))
         return self._report(left, 0.0)
 

@@ -44,6 +44,7 @@ class Delivering(Producing[T]):
             6
         """
         self._check_loop("deliver")
+        self._collect_door()
         batch = items if isinstance(items, list | tuple) else list(items)
         wait = Wait()
         try:
@@ -73,6 +74,7 @@ class Delivering(Producing[T]):
             DeadlockError: from a handler of this queue, which would wait for itself.
         """
         self._check_loop("flush")
+        self._collect_door()
         self._forbid_here("flush")
         wait = Wait()
         for partition in self._placement.partitions:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
+from batchqueue_async.queue.partition import NOTHING_TO_SPARE
 from batchqueue_async.queue.waits import Watch, break_circle
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Transit(Generic[T]):
     __slots__ = ("_on_arrival", "fence", "items", "source", "target", "watches")
 
     # To a producer's fast path a transit looks like a full partition, so that it takes the slow path.
-    limit = 0
+    spare = NOTHING_TO_SPARE
     tail: ClassVar[list[Any]] = []
 
     def __init__(self, source: Partition[T], target: Partition[T], on_arrival: Callable[[Transit[T]], None]) -> None:

@@ -1,8 +1,10 @@
 """One bounded partition: a first-in-first-out buffer that producers append to and one worker takes from in bulk.
 
-The state machine never awaits. A producer's fast path reads only `tail` and `limit`: as long as `tail` is shorter
-than `limit`, appending to it is all there is to do. Everything unusual (a partition nobody watches yet, a full or
-closed one, waiting producers, a batch that lingers) sets `limit` so low that the producer takes the slow path.
+The state machine never awaits. A producer's fast path uses only `spare` and `tail`: `spare` counts the places down
+that may be filled without a further look, and appending to `tail` is all there is to do. Everything unusual (a
+partition nobody watches yet, a full or closed one, waiting producers, a batch that lingers) leaves nothing to spare,
+so that the producer takes the slow path. An `itertools.repeat` is the cheapest countdown there is: one step of it
+costs a third of comparing a length with a limit.
 
 A producer that must wait gets a permit for a place, not the place itself, and puts its item there when it runs
 again: a producer cancelled in between gives the permit back, and has left no trace.
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
 
@@ -24,6 +27,20 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.waits import Wait, Watch
 
 T = TypeVar("T")
+
+NOTHING_TO_SPARE = repeat(None, 0)
+
+
+class Gate(Protocol):
+    """What a partition knows of the door by which other threads come in."""
+
+    def refill(self) -> None:
+        """Lend the door the places that are free now."""
+        ...
+
+    def reclaim(self) -> bool:
+        """Take places back that the door has not used; whether there were any."""
+        ...
 
 
 class Waiter:
@@ -40,6 +57,8 @@ class Waiter:
     __slots__ = ("broken", "expired", "future", "item", "line", "permits", "want", "worker")
 
     line: Partition[Any]
+    stays = False
+    """Whether it stands for several producers of this very partition, whom growth leads elsewhere by itself."""
 
     def __init__(self, want: int, item: Any = None) -> None:
         self.want = want
@@ -92,6 +111,7 @@ class Partition(Generic[T]):
         "capacity",
         "closed",
         "flight_start",
+        "gate",
         "getters",
         "granted",
         "heir",
@@ -99,7 +119,6 @@ class Partition(Generic[T]):
         "in_flight",
         "index",
         "leaving",
-        "limit",
         "linger_step",
         "listed",
         "marks",
@@ -107,6 +126,7 @@ class Partition(Generic[T]):
         "permits",
         "removed",
         "since",
+        "spare",
         "tail",
         "types",
         "waiters",
@@ -117,7 +137,7 @@ class Partition(Generic[T]):
         self.index = index
         self.capacity = capacity
         self.tail: list[T] = []
-        self.limit = 0
+        self.spare = NOTHING_TO_SPARE
         # What a partial take left over stands in `_head` from `_position` on, before everything in `tail`.
         self._head: list[Any] = []
         self._position = 0
@@ -142,6 +162,8 @@ class Partition(Generic[T]):
         self.arriving: list[Transit[T]] | None = None
         self.leaving: list[Transit[T]] | None = None
         """Types or keys that move to other partitions as soon as what is here of them is finished."""
+        self.gate: Gate | None = None
+        """The share of this partition that the door for other threads has."""
         self.waiters: deque[Waiter] | None = None
         self.granted: dict[Waiter, None] | None = None
         """The producers that have permits, in order; `waiters` are those who want more."""
@@ -199,18 +221,36 @@ class Partition(Generic[T]):
 
     def offer(self, item: T) -> bool:
         """Take an item in if there is a free place and nobody waits for it."""
-        if self.closed or self.full():
+        if self.closed or self.waiters or self.permits:
+            return False
+        if (self.listed or self.held >= self.capacity) and not self._make_room(1):
             return False
         self.tail.append(item)
-        self.touch()
+        if self.listed or self.attend is None:
+            self.touch()
+            return True
+        # The usual case of `touch`, written out: the first item into an empty partition.
+        self.listed = True
+        self.since = self.attend(self)
+        if self.linger_step is None:
+            self.spare = repeat(None, self.capacity - self.held - 1)
+        else:
+            self.arm()
         return True
 
     def offer_many(self, items: Sequence[T]) -> bool:
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
-        if self.closed or self.waiters or self.permits or self.room() < len(items):
+        if self.closed or self.waiters or self.permits or not self._make_room(len(items)):
             return False
         self.tail.extend(items)
         self.touch()
+        return True
+
+    def _make_room(self, count: int) -> bool:
+        """Whether there are so many free places, once the door has given back what it does not use."""
+        while self.room() < count:
+            if self.gate is None or not self.gate.reclaim():
+                return False
         return True
 
     def touch(self) -> None:
@@ -225,15 +265,15 @@ class Partition(Generic[T]):
         self.arm()
 
     def arm(self) -> None:
-        """Set how far the producers' fast path may fill `tail`."""
+        """Set how many places the producers' fast path may fill."""
         if self.closed or not self.listed or self.waiters or self.permits:
-            self.limit = 0
+            self.spare = NOTHING_TO_SPARE
             return
-        limit = self.capacity - (len(self._head) - self._position) - self.held
+        room = self.capacity - len(self.tail) - (len(self._head) - self._position) - self.held
         if self.linger_step is not None:
             # The item that fills the partition, or may fill the batch, takes the slow path: its worker has to know.
-            limit = min(limit, len(self.tail) + self.linger_step) - 1
-        self.limit = limit
+            room = min(room, self.linger_step) - 1
+        self.spare = repeat(None, max(0, room))
 
     def evict(self) -> T:
         """Remove the oldest waiting item to make room; whoever waits for it learns that it was dropped."""
@@ -329,6 +369,8 @@ class Partition(Generic[T]):
             self.waiters.remove(waiter)
         waiter.want = 0
         self.grant()
+        if self.gate is not None:
+            self.gate.refill()
 
     def watch(self, wait: Wait, count: int) -> None:
         """Let a caller wait for the last `count` items."""
@@ -350,12 +392,20 @@ class Partition(Generic[T]):
 
     def take(self, most: int) -> list[T]:
         """Remove up to `most` items, oldest first, and let waiting producers have the room."""
+        if not (self._head or self.waiters or self.permits or self.gate) and len(self.tail) <= most:
+            items, self.tail = self.tail, []
+            self.removed += len(items)
+            self.listed = False
+            self.spare = NOTHING_TO_SPARE
+            return items
         items = self._remove(most)
         self.listed = self.listed and bool(self.tail or self._head)
         if self.waiters or self.permits:
             self.grant()
         else:
             self.arm()
+        if self.gate is not None:
+            self.gate.refill()
         return items
 
     def _remove(self, most: int) -> list[T]:
@@ -397,9 +447,7 @@ class Partition(Generic[T]):
 
     def put_nowait(self, item: T) -> None:
         """Like `asyncio.Queue.put_nowait`; raises `asyncio.QueueFull`."""
-        if len(self.tail) < self.limit:
-            self.tail.append(item)
-        elif not self.offer(item):
+        if not self.offer(item):
             raise asyncio.QueueFull
 
     async def put(self, item: T) -> None:
