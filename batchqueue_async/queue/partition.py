@@ -201,7 +201,8 @@ class Partition(Generic[T]):
             return
         limit = self.capacity - (len(self._head) - self._position) - self.held
         if self.linger_step is not None:
-            limit = min(limit, len(self.tail) + self.linger_step)
+            # The item that fills the partition, or may fill the batch, takes the slow path: its worker has to know.
+            limit = min(limit, len(self.tail) + self.linger_step) - 1
         self.limit = limit
 
     def evict(self) -> T:

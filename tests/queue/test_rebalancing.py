@@ -39,9 +39,14 @@ def test_every_partition_gets_an_owner_and_the_load_is_within_the_lpt_bound(thro
     assert assigned == balancer.assign(throughput, owners, workers)
     if assigned is None:
         had = loads(throughput, owners, workers)
-        assert workers == 1 or sum(throughput) == 0 or max(had) < 1.15 * min(had) or (
-            # the owners are those that it would give
-            bq.throughput_weighted(1.0).assign(throughput, owners, workers) is None
+        assert (
+            workers == 1
+            or sum(throughput) == 0
+            or max(had) < 1.15 * min(had)
+            or (
+                # the owners are those that it would give
+                bq.throughput_weighted(1.0).assign(throughput, owners, workers) is None
+            )
         )
         return
     assert len(assigned) == len(throughput)
