@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
-from batchqueue_async.queue.waits import Wait, Watch
+from batchqueue_async.queue.partition import NOTHING_TO_SPARE
+from batchqueue_async.queue.waits import Watch, break_circle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from batchqueue_async.queue.partition import Partition, Waiter
+    from batchqueue_async.queue.waits import Wait
 
 T = TypeVar("T")
 
@@ -26,7 +28,7 @@ class Transit(Generic[T]):
     __slots__ = ("_on_arrival", "fence", "items", "source", "target", "watches")
 
     # To a producer's fast path a transit looks like a full partition, so that it takes the slow path.
-    limit = 0
+    spare = NOTHING_TO_SPARE
     tail: ClassVar[list[Any]] = []
 
     def __init__(self, source: Partition[T], target: Partition[T], on_arrival: Callable[[Transit[T]], None]) -> None:
@@ -58,10 +60,13 @@ class Transit(Generic[T]):
 
     def redeem(self, waiter: Waiter, items: Iterable[T]) -> None:
         """Put items into the places that the target granted."""
-        count = self._hold(items)
-        waiter.permits -= count
-        self.target.permits -= count
+        self.target.use_permits(waiter, self._hold(items))
         self.target.arm()
+        if not self.target.qsize():
+            # Those behind in the line wait for the source now, which may wait for them.
+            for other in self.target.in_line():
+                if other.worker is not None:
+                    break_circle(other.worker)
 
     def evict(self) -> T:
         """Remove the oldest item that can make room in the target."""
@@ -85,6 +90,10 @@ class Transit(Generic[T]):
             return
         wait.hold()
         self.watches.append(Watch(wait, end - count, end))
+
+    def awaited_by(self, wait: Wait) -> bool:
+        """Whether a caller waits for items that are on their way here."""
+        return any(watch.wait is wait for watch in self.watches)
 
     def try_to_arrive(self) -> bool:
         """Go on into the target if the source has finished its part."""
@@ -115,5 +124,8 @@ class Transit(Generic[T]):
         self.items.extend(items)
         count = len(self.items) - before
         self.target.held += count
-        self.target.arm()
+        if self.target.linger_step is None:
+            self.target.arm()
+        else:
+            self.target.touch()  # what is kept for us may make it full: then it must not linger
         return count
