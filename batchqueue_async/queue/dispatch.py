@@ -88,7 +88,6 @@ class Dispatcher(Generic[T]):
         self.single: Entry[T] | None = None
         self.fallback: Entry[T] | None = None
         self.entries: dict[type, Entry[T]] = {}
-        self._leaving: dict[type, Turns] = {}
         self._resolved: dict[type, Entry[T] | None] = {}
         self._told: set[type] = set()
         self._left: dict[type, Turns] = {}
