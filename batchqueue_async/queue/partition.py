@@ -224,7 +224,7 @@ class Partition(Generic[T]):
         """Take an item in if there is a free place and nobody waits for it."""
         if self.closed or self.waiters or self.permits:
             return False
-        if (self.listed or self.held >= self.capacity) and not self._make_room(1):
+        if (self.listed or self.attend is None or self.held >= self.capacity) and not self._make_room(1):
             return False
         self.tail.append(item)
         if self.listed or self.attend is None:
