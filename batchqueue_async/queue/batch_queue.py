@@ -20,7 +20,7 @@ from batchqueue_async.queue.partition import Partition
 from batchqueue_async.queue.placement import Placement
 from batchqueue_async.queue.rebalance import Rebalancer
 from batchqueue_async.queue.selector import TypeHash
-from batchqueue_async.queue.stats import Histogram, PartitionStats, QueueStats, ShutdownReport, WorkerStats
+from batchqueue_async.queue.stats import Histogram, PartitionStats, QueueStats, ShutdownReport, Sizes, WorkerStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         config = self.config
         workers, partitions = self._resolve_counts()
         self._grows = config.partitions.kind == "adaptive" and config.consumer is None
-        self._sizes = Histogram()
+        self._sizes = Sizes()
         self._latency = Histogram()
         self._dispatcher: Dispatcher[T] = Dispatcher(
             name=name,
@@ -159,9 +159,17 @@ class BatchQueue(Delivering[T], Generic[T]):
             "type_hash_cannot_spread", queue=self.name, reason=reason, way_out="selector=round_robin() or by_key(fn)"
         )
 
+    def _review_spread(self) -> None:
+        for worker in self._workers:
+            worker.review = None
+        types = self._by_type
+        if types is not None and len(types) < len(self._workers):
+            self._warn_spread(f"{len(types)} types for {len(self._workers)} workers leave some of these without work")
+
     def _start(self) -> None:
         self._mark_thread()
         for worker in self._workers:
+            worker.review = self._review_spread
             worker.task = self._loop.create_task(worker.run(), name=f"{self.name}-drain-{worker.index}")
             worker.task.add_done_callback(self._worker_ended)
         if self.config.balancer is not None and len(self._workers) > 1:
@@ -345,7 +353,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         moving = sum(len(transit.items) for transit in self._placement.transits)
         accepted = sum(partition.accepted for partition in partitions) + moving + tally.dropped_at_door
         undelivered = len(self._report.undelivered) if self._report is not None else 0
-        now = self._loop.time()
+        now = self._workers[0].clock()
         waiting = [partition.since for partition in partitions if partition.qsize()]
         return QueueStats(
             name=self.name,
@@ -449,6 +457,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         if self._closed and (task.cancelled() or task.exception() is None):
             return
         self.close_gate()
+        self._closer.lose(next(worker for worker in self._workers if worker.task is task))
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("worker_died", queue=self.name, **describe(error))

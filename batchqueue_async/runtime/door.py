@@ -314,10 +314,9 @@ class Door(Generic[T]):
     def _move_in(self, *, one_by_one: bool) -> None:
         self.hand_in_counts()
         placement = self.queue.placement
-        if placement.by_type is not None:
-            for kind in self._met:
-                _ = placement.by_type[kind]  # which gives the type its place
-            self._met = []
+        for kind in self._met:
+            placement.place_of_type(kind)
+        self._met = []
         for gate in self._gates:
             if gate.inbox:
                 items = gate.unload()

@@ -83,9 +83,10 @@ class _Proxy(Waiter):
 
     __slots__ = ("gate",)
 
+    stays = True
+
     def __init__(self, gate: Gate[Any], want: int) -> None:
-        self.want = want
-        self.permits = 0
+        super().__init__(want)
         self.gate = gate
 
     def notify(self) -> None:
@@ -152,8 +153,8 @@ class Gate(Generic[T]):
 
     def granted(self, proxy: _Proxy) -> None:
         """The partition's line has come to us, or the partition has closed."""
-        share, proxy.permits = proxy.permits, 0
-        self.partition.permits -= share
+        share = proxy.permits
+        self.partition.use_permits(proxy, share)
         self.partition.held += share
         with self.door.lock:
             self._lend(share)
