@@ -241,8 +241,8 @@ class BatchQueue(Delivering[T], Generic[T]):
             place.offer(item)
 
     def on_own_thread(self) -> bool:
-        """Whether this is the thread of the queue's loop."""
-        return self._here._is_owned()
+        """Whether this is the thread on which the queue's loop runs now."""
+        return self._here._is_owned() and self._loop.is_running()
 
     def round_here(self) -> Worker[Any] | None:
         """The worker in whose handler call this code runs, if any."""
@@ -257,7 +257,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         for worker in self._workers:
             if worker.task is task and worker.in_round and worker.place < len(worker.groups):
                 entry = worker.groups[worker.place][0]
-                return None if entry is None else str(entry.label)
+                return None if entry is None else f"{entry.label}: {_name_of(entry.handler)}"
         return None
 
     def bridge(self) -> SyncQueue[T]:
@@ -468,3 +468,7 @@ class BatchQueue(Delivering[T], Generic[T]):
                 items=self._outstanding(),
                 way_out="shut the queue down, or use `async with BatchQueueManager()`, before the loop ends",
             )
+
+
+def _name_of(handler: object) -> str:
+    return getattr(handler, "__qualname__", type(handler).__qualname__)

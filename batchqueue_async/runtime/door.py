@@ -42,6 +42,7 @@ class Door(Generic[T]):
         waking: whether the loop has been asked to collect, and has not begun to.
         closed: whether nothing comes in any more.
         attached: set when the loop has lent the door its first places.
+        thread_id: the loop's thread, once attached.
         waits: whether producers wait for room.
         evicts: whether the oldest item makes room.
         refused, dropped_before, dropped_after: what the loop has not been told yet.
@@ -56,6 +57,7 @@ class Door(Generic[T]):
         self.waking = False
         self.closed = False
         self.attached = threading.Event()
+        self.thread_id = 0
         self.waits = queue.config.strategy is BufferStrategy.BLOCKING
         self.evicts = queue.config.strategy is BufferStrategy.DROP_OLDEST
         self.refused = 0
@@ -265,6 +267,7 @@ class Door(Generic[T]):
 
     def attach(self) -> None:
         """Meet the partitions, and borrow places."""
+        self.thread_id = threading.get_ident()
         if not self.attached.is_set():
             self.meet_partitions()
             if self.queue.closed:

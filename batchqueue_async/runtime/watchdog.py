@@ -32,7 +32,6 @@ class Pulse:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.doors: weakref.WeakSet[Door[Any]] = weakref.WeakSet()
-        self.thread_id: int | None = None
         self._asked: float | None = None
         self._lags = deque[float](maxlen=REMEMBERED)
         self._report_at = STALLED_AFTER
@@ -57,7 +56,6 @@ class Pulse:
             log.warning("loop_stalled", lag=round(now - self._asked, 3), **self.suspect())
 
     def _beat(self) -> None:
-        self.thread_id = threading.get_ident()
         if self._asked is not None:
             self._lags.append(time.monotonic() - self._asked)
             if self._report_at > STALLED_AFTER:
@@ -68,15 +66,17 @@ class Pulse:
     def suspect(self) -> dict[str, str]:
         """Who holds the loop: queue and handler where it is one of ours, and the place in the code."""
         found: dict[str, str] = {}
+        thread_id = 0
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
             running = asyncio.current_task(self.loop)
             for door in list(self.doors):
                 name = door.queue.handler_of(running)
                 if name is not None:
                     found.update(queue=door.queue.name, handler=name)
+                thread_id = thread_id or door.thread_id
             if running is not None:
                 found.setdefault("task", running.get_name())
-        frame = sys._current_frames().get(self.thread_id or 0)
+        frame = sys._current_frames().get(thread_id)
         if frame is not None:
             found["where"] = _place(frame)
         return found
