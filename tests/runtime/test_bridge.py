@@ -407,7 +407,7 @@ def test_a_stalled_loop_is_noticed_with_its_handler_and_for_how_long(bridge, log
     queue.produce("x")
     assert entered.wait(PATIENCE)
     until(lambda: any(event["event"] == "loop_stalled" for event in logs))
-    with pytest.raises(TimeoutError, match=r"its loop has not answered for .* queue=stalling handler=consumer: "):
+    with pytest.raises(TimeoutError, match=r"its loop has not answered for .*queue=stalling handler=consumer: "):
         queue.stats(timeout=0.01)
     release.set()
     warning = next(event for event in logs if event["event"] == "loop_stalled")
