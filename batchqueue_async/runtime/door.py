@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.batch_queue import BatchQueue
     from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.placement import Place
+    from batchqueue_async.queue.producing import ThreadMark
 
 T = TypeVar("T")
 Route = tuple[int, int]
@@ -83,6 +84,10 @@ class Door(Generic[T]):
                 f"queue {self.queue.name!r} was made before this process was forked, and its loop's thread did not "
                 "come along; make a new bridge in the child"
             )
+
+    def is_held_here(self) -> bool:
+        """Whether this thread has the lock: then it has interrupted itself."""
+        return cast("ThreadMark", self.lock)._is_owned()
 
     def put(self, item: T) -> bool:
         """Put one item in if it has a place at once."""
