@@ -160,10 +160,10 @@ class Door(Generic[T]):
         """Put items into the places that the ticket was granted; how many."""
         with self.lock:
             gate = ticket.gate
-            if gate is None or self.closed:
+            if gate is None:
                 return 0
-            if ticket.epoch != self._epoch:
-                gate.leave(ticket)
+            if self.closed or ticket.epoch != self._epoch:
+                gate.leave(ticket)  # whoever looks at its ticket next finds that it has to enlist again, if it can
                 return 0
             count = min(ticket.permits, len(items))
             if count:

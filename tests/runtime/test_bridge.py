@@ -159,6 +159,15 @@ def test_shutdown_reports_and_is_repeatable(bridge):
         queue.add_handler(int, ignore)
 
 
+def test_a_further_shutdown_joins_one_whose_time_is_over():
+    bridge = bq.SyncBridge()
+    handler = Held()
+    queue = bridge.get_or_create("words", bq.QueueConfig(consumer=handler))
+    fill(queue, handler)
+    assert queue.shutdown(timeout=0.0).undelivered == ["first"]
+    assert bridge.close()["words"].undelivered == ["first"]
+
+
 def test_a_queue_that_was_shut_down_makes_room_for_another_of_its_name(bridge):
     first = bridge.get_or_create("words", bq.QueueConfig(consumer=ignore))
     first.shutdown(timeout=PATIENCE)

@@ -111,7 +111,8 @@ def test_a_wait_ends_at_its_timeout_at_block_timeout_and_at_close(bridge):
     handler.open()
 
 
-def test_a_closed_door_stays_closed_though_a_producer_leaves_places_behind(bridge):
+@pytest.mark.parametrize("granted", [2, 10])
+def test_a_producer_that_has_room_when_the_door_closes_is_sent_away_and_leaves_none_behind(bridge, granted):
     handler = Held()
     queue = bridge.get_or_create("b", bq.QueueConfig(consumer=handler, buffer_size=4, max_batch=1))
     fill(queue, handler)
@@ -123,9 +124,9 @@ def test_a_closed_door_stays_closed_though_a_producer_leaves_places_behind(bridg
     async def close_between_grant_and_use():
         with door.lock:  # the waiting thread can't use what it is granted here before the door is closed
             gate = door._gates[0]
-            gate.line[0].permits += 2
-            gate.line[0].want -= 2
-            gate.partition.held += 2
+            gate.partition.held += granted
+            gate.credits += granted
+            gate.serve()
             queue._queue.close_gate()
 
     bridge.call(close_between_grant_and_use, timeout=PATIENCE)
