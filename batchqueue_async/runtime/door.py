@@ -52,7 +52,7 @@ class Door(Generic[T]):
     def __init__(self, queue: BatchQueue[T]) -> None:
         self.queue = queue
         self.loop = queue.loop
-        self.lock = threading.RLock()
+        self._renew_lock()
         self.only: Gate[T] | None = None
         self.by_type: dict[type, Gate[T]] | None = None
         self.waking = False
@@ -75,7 +75,17 @@ class Door(Generic[T]):
         """Types that came in and the placement has not been told of."""
         forks.watch(self)
 
+    def _renew_lock(self) -> None:
+        self.lock = threading.RLock()
+        self.acquire = self.lock.acquire
+        self.release = self.lock.release
+
     # -- on any thread -------------------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Release the lock after an error; if that was one of the wait for the lock, there is nothing to release."""
+        if self.is_held_here():
+            self.release()
 
     def check(self) -> None:
         """Raise in a forked child."""
@@ -392,7 +402,7 @@ class Door(Generic[T]):
 
     def after_fork(self) -> None:
         """In a forked child, whose other threads are gone: a lock that one of them held would stay locked."""
-        self.lock = threading.RLock()
+        self._renew_lock()
         self.attached = threading.Event()
         self.attached.set()
         self._forked = True
