@@ -218,6 +218,8 @@ class Door(Generic[T]):
     def hand_in_counts(self) -> None:
         """Tell the queue what was turned away or dropped here."""
         with self.lock:
+            if not (self.refused or self.dropped_before or self.dropped_after):
+                return
             tally = self.queue.tally
             tally.refused += self.refused
             tally.dropped_before += self.dropped_before
@@ -344,7 +346,11 @@ class Door(Generic[T]):
                     self._force(gate.partition, items)
                 else:
                     gate.partition.held -= len(items)
-                    gate.partition.tail.extend(items)
+                    if gate.partition.tail:
+                        gate.partition.tail.extend(items)
+                    else:
+                        # Handed over whole: to copy it would touch each item, from another core than put it in.
+                        gate.partition.tail = items
                     gate.partition.touch()
 
     def _force(self, partition: Partition[T], items: list[T]) -> None:

@@ -147,11 +147,12 @@ class Gate(Generic[T]):
             wanted = sum(ticket.want for ticket in self.line)
         if not wanted or self.partition.closed:
             return
-        if self.proxy is not None and self.proxy.want:
-            self.proxy.want = wanted
-            return
-        self.proxy = _Proxy(self, wanted)
-        self.partition.join(self.proxy)
+        if self.proxy is None:
+            self.proxy = _Proxy(self, 0)
+        stands = bool(self.proxy.want)
+        self.proxy.want = wanted
+        if not stands:
+            self.partition.join(self.proxy)
 
     def granted(self, proxy: _Proxy) -> None:
         """The partition's line has come to us, or the partition has closed."""
