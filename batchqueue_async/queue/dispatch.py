@@ -144,6 +144,10 @@ class Dispatcher(Generic[T]):
             else:
                 # Another chunk may add to the list: then it must not be the one that the chunk itself holds.
                 lists[entry] = items if alone else items.copy()
+        if mixed and not alone:
+            # The record of the round is kept in the order of its calls: a failure is traced to its items by it.
+            late = set(map(id, mixed))
+            chunks.sort(key=lambda chunk: id(chunk[1]) in late)
         for items in mixed:
             self._sort(items, lists)
         return [group for entry, items in lists.items() for group in self._bounded(entry, items)]
@@ -166,7 +170,9 @@ class Dispatcher(Generic[T]):
 
     # -- calling -------------------------------------------------------------------------------------------------
 
-    async def run(self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]) -> None:
+    async def run(  # noqa: C901 - written out: a further Python call would cost as much as a small handler call
+        self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]
+    ) -> None:
         """Call the handlers of everything in the chunks, one after the other."""
         worker.groups = groups = self.group(chunks)
         worker.pending = sum([len(items) for _, items in groups])
@@ -296,6 +302,8 @@ class Dispatcher(Generic[T]):
     async def _idle_call(self, worker: Worker[T], entry: Entry[T], on_idle: Callable[[], Awaitable[object]]) -> None:
         # One object may handle several types: none of its calls may run beside its on_idle.
         siblings = [other for other in self._all_entries() if other.handler is entry.handler]
+        if entry not in siblings:
+            return  # it was removed while another one's on_idle ran
         if any(not other.turns.idle for other in siblings):
             return
         for other in siblings:
