@@ -441,6 +441,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         if self._closed and (task.cancelled() or task.exception() is None):
             return
         self.close_gate()
+        self._closer.lose(next(worker for worker in self._workers if worker.task is task))
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("worker_died", queue=self.name, **describe(error))

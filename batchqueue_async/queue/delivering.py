@@ -83,6 +83,9 @@ class Delivering(Producing[T]):
             if transit.items:
                 transit.watch(wait, len(transit.items))
         wait.seal()
+        if any(owner.task is not None and owner.task.done() for [owner] in self._owners_of(wait)):
+            self._forget(wait)
+            raise QueueClosedError(f"queue {self.name!r} has lost a drain task; shut it down: the report has its items")
         try:
             with self._hurry():
                 async with asyncio.timeout(timeout):

@@ -88,9 +88,10 @@ class Dispatcher(Generic[T]):
         self.single: Entry[T] | None = None
         self.fallback: Entry[T] | None = None
         self.entries: dict[type, Entry[T]] = {}
-        self._leaving: dict[type, Turns] = {}
         self._resolved: dict[type, Entry[T] | None] = {}
         self._told: set[type] = set()
+        self._left: dict[type, Turns] = {}
+        """The turns of removed handlers that were in a call: one added again must not run beside it."""
 
     # -- who takes what ------------------------------------------------------------------------------------------
 
@@ -98,8 +99,8 @@ class Dispatcher(Generic[T]):
         """Register, or replace, the handler of a type."""
         entry = self.entries.get(kind)
         if entry is None:
-            entry = self.entries[kind] = Entry(kind.__qualname__, handler, weight)
-            entry.turns = self._leaving.pop(kind, entry.turns)
+            self.entries[kind] = entry = Entry(kind.__qualname__, handler, weight)
+            entry.turns = self._left.pop(kind, entry.turns)
         else:
             entry.replace(handler, weight)
         self._resolved.clear()
@@ -107,9 +108,9 @@ class Dispatcher(Generic[T]):
     def remove(self, kind: type) -> bool:
         """Forget the handler of a type; a running call goes on."""
         entry = self.entries.pop(kind, None)
-        self._resolved.clear()
         if entry is not None and not entry.turns.idle:
-            self._leaving[kind] = entry.turns  # for the next handler of the type: it waits for this one's call
+            self._left[kind] = entry.turns
+        self._resolved.clear()
         return entry is not None
 
     def resolve(self, kind: type) -> Entry[T] | None:
@@ -165,10 +166,13 @@ class Dispatcher(Generic[T]):
 
     # -- calling -------------------------------------------------------------------------------------------------
 
-    async def run(self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]) -> None:
+    async def run(  # noqa: C901 - the hot path of a call, written out
+        self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]
+    ) -> None:
         """Call the handlers of everything in the chunks, one after the other."""
         worker.groups = groups = self.group(chunks)
         worker.pending = sum([len(items) for _, items in groups])
+        task = worker.task
         tally = self.tally
         sizes = self.sizes.exact
         plain = self.handler_timeout is None and self.limiter is None
@@ -194,17 +198,19 @@ class Dispatcher(Generic[T]):
                         turns.leave(worker)
                 else:
                     await self._call(worker, entry, items.copy())
-            except asyncio.CancelledError as error:
-                if is_cancelled(worker):
+            except BaseException as error:  # whatever a handler raises is its batch's failure, not ours
+                if ends_the_worker(worker, error):
                     raise
                 await self._failed(worker, entry, items, error)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is its batch's failure, not ours
-                await self._failed(worker, entry, items, error)
             else:
-                if worker.abandoned:
-                    return
-                tally.handled += count
-                worker.pending -= count
+                if not worker.abandoned:
+                    tally.handled += count
+                    worker.pending -= count
+            if worker.abandoned:
+                return
+            if task is not None and task.cancelling():
+                worker.place = place + 1
+                raise asyncio.CancelledError  # the handler swallowed it, but it was for the worker
 
     async def _call(self, worker: Worker[T], entry: Entry[T], items: list[T]) -> None:
         turns = entry.turns
@@ -246,14 +252,12 @@ class Dispatcher(Generic[T]):
             return
         try:
             async with asyncio.timeout(self.handler_timeout):
-                answer = self.on_error(items, error)
+                answer = self.on_error(items.copy(), error)
                 if inspect.isawaitable(answer):
                     await answer
-        except asyncio.CancelledError as failure:
-            if is_cancelled(worker):
+        except BaseException as failure:  # the error handler is the user's too; nothing stops for it
+            if ends_the_worker(worker, failure):
                 raise
-            self._log_on_error(worker, failure)
-        except Exception as failure:  # noqa: BLE001 - the error handler is the user's too; nothing stops for it
             self._log_on_error(worker, failure)
 
     def _log_on_error(self, worker: Worker[T], failure: BaseException) -> None:
@@ -300,11 +304,9 @@ class Dispatcher(Generic[T]):
             other.turns.enter_alone(worker)
         try:
             await self._guarded(worker, on_idle)
-        except asyncio.CancelledError as error:
-            if is_cancelled(worker):
+        except BaseException as error:  # a failing on_idle is the handler's fault and stops nothing
+            if ends_the_worker(worker, error):
                 raise
-            self._log_on_idle(worker, entry, error)
-        except Exception as error:  # noqa: BLE001 - a failing on_idle is the handler's fault and stops nothing
             self._log_on_idle(worker, entry, error)
         finally:
             for other in siblings:
@@ -322,3 +324,10 @@ def _differ(first: type, items: Sequence[object]) -> bool:
 def is_cancelled(worker: Worker[Any]) -> bool:
     """Whether the worker itself is being cancelled, rather than something that its handler waited for."""
     return worker.task is not None and worker.task.cancelling() > 0
+
+
+def ends_the_worker(worker: Worker[Any], error: BaseException) -> bool:
+    """Whether an error is meant for the worker, the loop or the interpreter, and not for a handler's batch."""
+    if isinstance(error, asyncio.CancelledError):
+        return is_cancelled(worker)
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)

@@ -338,7 +338,8 @@ class Worker(Generic[T]):
         first = sum(len(batch) for other, batch in self.groups[:place] if other is entry)
         passed = 0
         for partition, taken in self.chunks:
-            for number, item in enumerate(taken, partition.flight_start):
+            # A call of several partitions' items may have its list grown out of the first one's.
+            for number, item in enumerate(taken[: partition.in_flight], partition.flight_start):
                 if type(item) in kinds:
                     if first <= passed < first + len(items):
                         for watch in partition.watches or ():

@@ -70,10 +70,12 @@ class Transit(Generic[T]):
 
     def evict(self) -> T:
         """Remove the oldest item that can make room in the target."""
-        if not self.items or self.target.qsize():
-            return self.target.evict()
+        return self.target.evict()
+
+    def evict_first(self) -> T:
+        """Remove the oldest item on its way to the target, which is empty, as if it had arrived and gone."""
         self.target.held -= 1
-        self.target.removed += 1  # it has come and gone; with nothing inside, no other item's number changes
+        self.target.removed += 1
         item = self.items.pop(0)
         for watch in self.watches:
             if watch.start == 0 < watch.end:
@@ -97,9 +99,14 @@ class Transit(Generic[T]):
 
     def try_to_arrive(self) -> bool:
         """Go on into the target if the source has finished its part."""
-        source, target = self.source, self.target
-        if source.finished < self.fence:
+        if self.source.finished < self.fence:
             return False
+        self.arrive()
+        return True
+
+    def arrive(self) -> None:
+        """Put everything into the target, and be gone."""
+        source, target = self.source, self.target
         if source.leaving is not None:
             source.leaving.remove(self)
             source.leaving = source.leaving or None
@@ -117,7 +124,20 @@ class Transit(Generic[T]):
         else:
             target.arm()
         self._on_arrival(self)
-        return True
+
+    def fail_waits(self, error: BaseException) -> None:
+        """Nothing here will arrive: tell those who wait for it."""
+        watches, self.watches = self.watches, []
+        for watch in watches:
+            watch.wait.fail(self.items[watch.start : watch.end], error)
+            watch.wait.release()
+
+    def drop(self) -> list[T]:
+        """Remove everything, and tell nobody: the loop of those who wait has ended."""
+        items, self.items = self.items, []
+        self.target.held -= len(items)
+        self.target.removed += len(items)
+        return items
 
     def _hold(self, items: Iterable[T]) -> int:
         before = len(self.items)

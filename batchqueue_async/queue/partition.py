@@ -178,6 +178,10 @@ class Partition(Generic[T]):
         """How many items wait inside."""
         return len(self.tail) + len(self._head) - self._position
 
+    def items(self) -> list[T]:
+        """The items that wait inside, oldest first."""
+        return [*self._head[self._position :], *self.tail]
+
     def empty(self) -> bool:
         """Whether no item waits inside."""
         return not self.qsize()
@@ -276,7 +280,7 @@ class Partition(Generic[T]):
     def evict(self) -> T:
         """Remove the oldest waiting item to make room; whoever waits for it learns that it was dropped."""
         if not self.qsize():
-            return next(transit for transit in self.arriving or () if transit.items).evict()
+            return next(transit for transit in self.arriving or () if transit.items).evict_first()
         number = self.removed
         item = self._remove(1)[0]
         for watch in self.watches or ():
@@ -429,6 +433,10 @@ class Partition(Generic[T]):
             items += self._remove(missing)
         return items
 
+    def drop(self) -> list[T]:
+        """Remove everything, and tell nobody: the loop of those who wait has ended."""
+        return self._remove(self.qsize())
+
     def note_rest(self, now: float) -> None:
         """Remember, at a take that left items behind, what bounds their age."""
         if self.marks is None:
@@ -448,6 +456,8 @@ class Partition(Generic[T]):
         """Like `asyncio.Queue.put`; raises `asyncio.QueueFull` if the partition closes."""
         if self.offer(item):
             return
+        if self.closed:
+            raise asyncio.QueueFull
         waiter = self.enlist(1)
         try:
             await waiter.future
@@ -478,7 +488,10 @@ class Partition(Generic[T]):
                 elif self.qsize():
                     self._wake_getter()  # the wake-up was ours to use; hand it on
                 raise
-        return self.get_nowait()
+        item = self.get_nowait()
+        if self.qsize():
+            self._wake_getter()  # items that came in together woke one getter
+        return item
 
     def _wake_getter(self) -> None:
         while self.getters:
