@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MODES = ["ok", "ok", "turn", "turn", "slow", "slow", "fail", "cancelled", "hang", "stubborn", "produce", "produce"]
 
 
+MOST_SHOWN = 25
+
+
 class Program:
     """What one seed does to one queue."""
 
@@ -200,10 +203,13 @@ def main() -> int:
             broken.append(seed)
             reason = "".join(traceback.format_exception_only(error)).splitlines()[0]
             say(f"seed {seed}: {reason}\n  replay: make chaos SEED={seed}")
+        if len(broken) >= MOST_SHOWN:
+            say("too many violations to go on")
+            break
         if done % max(1, options.seeds // 20) == 0:
             spent = time.monotonic() - began
             say(f"{done} seeds, {items} items, {len(broken)} violations, {spent:.0f} s")
-    say(f"total: {options.seeds} seeds, {items} items, {len(broken)} violations {broken[:20]}")
+    say(f"total: {options.seeds} seeds, {items} items, {len(broken)} violations {broken}")
     return bool(broken)
 
 

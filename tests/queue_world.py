@@ -173,16 +173,30 @@ class World:
     def produce_nowait(self, item: Item) -> bool:
         closed = self.queue.closed
         self.unsure.add(item)
+        lines = self._lines()
         answer = self.queue.produce_nowait(item)
         self._answer([item], int(answer), closed=closed)
+        self._check_no_overtaking([item][: int(answer)], lines)
         return answer
 
     def produce_many_nowait(self, items: list[Item]) -> int:
         closed = self.queue.closed
         self.unsure.update(items)
+        lines = self._lines()
         count = self.queue.produce_many_nowait(items)
         self._answer(items, count, closed=closed)
+        self._check_no_overtaking(items[:count], lines)
         return count
+
+    def _lines(self) -> set[Any]:
+        return {each for each in self.parts._placement.partitions if each.in_line()}
+
+    def _check_no_overtaking(self, items: list[Item], lines: set[Any]) -> None:
+        """Who came later must not have got a place in a line where others wait."""
+        placement = self.parts._placement
+        passed = [item for each in lines for item in each.items() if item in items]
+        passed += [item for each in placement.transits if each.target in lines for item in each.items if item in items]
+        self.expect(not passed, f"{passed} passed those who wait")
 
     async def produce(self, item: Item) -> bool:
         self.unsure.add(item)
@@ -301,9 +315,10 @@ class World:
         self.expect(each.held == sum(len(one.items) for one in each.arriving or ()), f"{name}: held={each.held}")
         self.expect(each.permits == sum(one.permits for one in each.granted or ()), f"{name}: permits={each.permits}")
         self.expect(each.in_flight or each.heir is None, f"{name} has an heir and nothing in flight")
-        if each.types is not None and self.parts._by_type is not None:
-            kinds = {type(item) for item in each.items()}
-            self.expect(kinds <= each.types, f"{name} holds {kinds - each.types} unknowingly")
+        for lane in each.lanes or ():
+            self.expect(self.parts._by_type[lane.kind] is lane, f"{name}: a lane of {lane.kind} that nobody knows")
+            self.expect(lane.spare is each.spare, f"{name}: a lane with places of its own")
+            self.expect({*map(type, lane.tail)} <= {lane.kind}, f"{name}: {lane.tail} in the lane of {lane.kind}")
 
     def _check_moves(self) -> None:
         placement = self.parts._placement

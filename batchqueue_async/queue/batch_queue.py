@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from batchqueue_async import log
-from batchqueue_async.config import Handler, QueueConfig, is_handler
+from batchqueue_async.config import BufferStrategy, Handler, QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
 from batchqueue_async.queue.closing import Closing
@@ -116,7 +116,9 @@ class BatchQueue(Delivering[T], Generic[T]):
         )
         self._workers = [Worker(index, rules, self._dispatcher, self._latency, self._loop) for index in range(workers)]
         made = [Partition[T](index, config.buffer_size) for index in range(partitions)]
-        self._placement = Placement(name, self._selector(), made, grows=self._grows)
+        # Kept by type, items lose their order among types: a single consumer, and dropping the oldest, want that.
+        lanes = config.consumer is None and config.strategy is not BufferStrategy.DROP_OLDEST
+        self._placement = Placement(name, self._selector(), made, grows=self._grows, lanes=lanes)
         for partition in made:
             self._workers[partition.index % workers].adopt(partition)
         self._only = self._placement.only
@@ -157,9 +159,17 @@ class BatchQueue(Delivering[T], Generic[T]):
             "type_hash_cannot_spread", queue=self.name, reason=reason, way_out="selector=round_robin() or by_key(fn)"
         )
 
+    def _review_spread(self) -> None:
+        for worker in self._workers:
+            worker.review = None
+        types = self._by_type
+        if types is not None and len(types) < len(self._workers):
+            self._warn_spread(f"{len(types)} types for {len(self._workers)} workers leave some of these without work")
+
     def _start(self) -> None:
         self._mark_thread()
         for worker in self._workers:
+            worker.review = self._review_spread
             worker.task = self._loop.create_task(worker.run(), name=f"{self.name}-drain-{worker.index}")
             worker.task.add_done_callback(self._worker_ended)
         if self.config.balancer is not None and len(self._workers) > 1:
@@ -329,7 +339,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         moving = sum(len(transit.items) for transit in self._placement.transits)
         accepted = sum(partition.accepted for partition in partitions) + moving + tally.dropped_at_door
         undelivered = len(self._report.undelivered) if self._report is not None else 0
-        now = self._loop.time()
+        now = self._workers[0].clock()
         waiting = [partition.since for partition in partitions if partition.qsize()]
         return QueueStats(
             name=self.name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,10 +29,14 @@ current_round: ContextVar[tuple[Worker[Any], int] | None] = ContextVar("batchque
 """The worker in whose handler call this code runs, and the number of its round: a deadlock shows by it."""
 
 
+Chunk = tuple["Partition[T]", "list[T]", "type | None"]
+"""Items taken out of a partition, and their type if they are of one."""
+
+
 class Dispatch(Protocol[T]):
     """What a worker does with what it took: the next station of an item's way."""
 
-    async def run(self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]) -> None:
+    async def run(self, worker: Worker[T], chunks: list[Chunk[T]]) -> None:
         """Give every item of the chunks to its handler; raise only when the worker is cancelled."""
         ...
 
@@ -42,6 +47,19 @@ class Dispatch(Protocol[T]):
     def wants_idle(self) -> bool:
         """Whether any handler has an `on_idle`."""
         ...
+
+
+REVIEW_AFTER = 1_000
+"""Items that a worker takes before its queue looks once whether its selector spreads them."""
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The loop's clock, where it is fine enough to measure by.
+
+    uvloop's counts whole milliseconds and stands still within a turn of the loop; the system's monotonic clock is
+    the one that it is made from.
+    """
+    return time.monotonic if type(loop).__module__.startswith("uvloop") else loop.time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +95,12 @@ class Worker(Generic[T]):
         self.dispatch = dispatch
         self.latency = latency
         self.loop = loop
+        self.clock = clock_of(loop)
+        self.review: Callable[[], None] | None = None
+        """Called after `REVIEW_AFTER` items, until the queue takes it away."""
         self.partitions: list[Partition[T]] = []
         self.ready: deque[Partition[T]] = deque()
-        self.chunks: list[tuple[Partition[T], list[T]]] = []
+        self.chunks: list[Chunk[T]] = []
         self.round = 0
         self.in_round = False
         self.in_idle = False
@@ -153,7 +174,7 @@ class Worker(Generic[T]):
             self.wake()
         else:
             self._set_linger_steps()
-        return self.loop.time()
+        return self.clock()
 
     @property
     def calling(self) -> bool:
@@ -203,7 +224,7 @@ class Worker(Generic[T]):
             self.in_idle = False
 
     async def _round(self) -> None:
-        start = self.loop.time()
+        start = self.clock()
         self.round += 1
         current_round.set((self, self.round))
         chunks = self._take(start)
@@ -214,34 +235,36 @@ class Worker(Generic[T]):
         await self.dispatch.run(self, chunks)
         # A round that is cut off stays a round: a shutdown reads from it what is unfinished.
         self.in_round = False
-        self.busy += self.loop.time() - start
+        self.busy += self.clock() - start
+        if self.review is not None and self.taken >= REVIEW_AFTER:
+            self.review()
         self.chunks, self.groups = [], []
-        for partition, _ in chunks:
+        for partition, _, _ in chunks:
             partition.in_flight = 0
             if partition.watches or partition.leaving:
                 partition.settle()
             if partition.heir is not None:
                 self._give_to_heir(partition)
 
-    def _take(self, now: float) -> list[tuple[Partition[T], list[T]]]:
+    def _take(self, now: float) -> list[Chunk[T]]:
         ready = self.ready
         whole = self.rules.whole_rounds
         budget = self.rules.max_batch
         oldest = math.inf
         taken = 0
-        chunks: list[tuple[Partition[T], list[T]]] = []
+        chunks: list[Chunk[T]] = []
         for _ in range(len(ready)):
             partition = ready.popleft()
             partition.linger_step = None
             since = partition.since
             start = partition.removed
-            items = partition.take(budget)
+            runs = partition.take_runs(budget)
             if partition.listed:
                 ready.append(partition)
                 partition.note_rest(now)
             elif partition.marks:
                 partition.marks = None
-            count = len(items)
+            count = partition.removed - start
             if not count:
                 continue
             partition.flight_start = start
@@ -249,7 +272,8 @@ class Worker(Generic[T]):
             taken += count
             if since < oldest:  # noqa: PLR1730 - min() costs ten times as much, for each partition of each round
                 oldest = since
-            chunks.append((partition, items))
+            for kind, items in runs:
+                chunks.append((partition, items, kind))
             if whole:
                 budget -= count
                 if not budget:
@@ -266,7 +290,7 @@ class Worker(Generic[T]):
         if not self.rules.linger or self.hurry or self.closing or self._batch_is_full():
             return 0.0
         oldest = min(partition.since for partition in self.ready)
-        left = oldest + self.rules.linger - self.loop.time()
+        left = oldest + self.rules.linger - self.clock()
         if left > 0:
             self._set_linger_steps()
         return left
@@ -310,17 +334,18 @@ class Worker(Generic[T]):
 
     def note_failure(self, place: int, error: BaseException) -> None:
         """Tell those who wait for the items of a handler call that they were not handled."""
-        watched = [partition for partition, _ in self.chunks if partition.watches]
-        if not watched:
+        if not any(partition.watches for partition, _, _ in self.chunks):
             return
         entry, items = self.groups[place]
         # The calls of one handler hold its items in the order of the chunks: that gives each item's number back.
         kinds = {type(item) for other, batch in self.groups if other is entry for item in batch}
         first = sum(len(batch) for other, batch in self.groups[:place] if other is entry)
         passed = 0
-        for partition, taken in self.chunks:
-            # A call of several partitions' items may have its list grown out of the first one's.
-            for number, item in enumerate(taken[: partition.in_flight], partition.flight_start):
+        numbers: dict[Partition[T], int] = {}
+        for partition, taken, _ in self.chunks:
+            start = numbers.get(partition, partition.flight_start)
+            numbers[partition] = start + len(taken)
+            for number, item in enumerate(taken, start):
                 if type(item) in kinds:
                     if first <= passed < first + len(items):
                         for watch in partition.watches or ():
