@@ -316,9 +316,9 @@ class World:
         self.expect(each.permits == sum(one.permits for one in each.granted or ()), f"{name}: permits={each.permits}")
         self.expect(each.in_flight or each.heir is None, f"{name} has an heir and nothing in flight")
         for lane in each.lanes or ():
-            self.expect(self.parts._by_type[lane.kind] is lane, f"{name}: a lane of {lane.kind} that nobody knows")
-            self.expect(lane.spare is each.spare, f"{name}: a lane with places of its own")
-            self.expect({*map(type, lane.tail)} <= {lane.kind}, f"{name}: {lane.tail} in the lane of {lane.kind}")
+            self.expect({type(item) for item in lane.tail} <= {lane.kind}, f"{name}: a lane holds other types")
+            self.expect(lane.spare is each.spare, f"{name}: a lane counts places by itself")
+            self.expect(self.parts._by_type[lane.kind] is lane, f"{name} has a lane that nothing comes into")
 
     def _check_moves(self) -> None:
         placement = self.parts._placement

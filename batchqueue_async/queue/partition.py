@@ -213,9 +213,9 @@ class Partition(Generic[T]):
         return count
 
     def items(self) -> list[T]:
-        """The items that wait inside, in the order of their numbers, were they sealed now."""
-        sealed = [item for _, run in self._sealed or () for item in run][self._position :]
-        return [*sealed, *self.tail, *(item for lane in self.lanes or () for item in lane.tail)]
+        """The items that wait inside: those with a number first, oldest first."""
+        numbered = [item for _, run in self._sealed or () for item in run][self._position :]
+        return [*numbered, *self.tail, *(item for lane in self.lanes or () for item in lane.tail)]
 
     def order(self) -> None:
         """Let what comes in later come after what is inside, whatever its type."""
