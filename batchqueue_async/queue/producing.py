@@ -18,7 +18,7 @@ from batchqueue_async.queue.moves import Transit
 from batchqueue_async.queue.partition import Lane, Partition
 from batchqueue_async.queue.selector import RoundRobin
 from batchqueue_async.queue.stats import Tally
-from batchqueue_async.queue.waits import Wait, circle
+from batchqueue_async.queue.waits import Wait, break_circle, circle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -195,6 +195,8 @@ class Producing(Generic[T]):
                 if done < len(items):
                     waiter.renew()
                     waiter.line.grant()
+                    if worker is not None:
+                        break_circle(worker)  # it waited for nobody while it had places; now it does again
             return done
         finally:
             if worker is not None and before is not None:
