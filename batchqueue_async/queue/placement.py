@@ -95,7 +95,8 @@ class Placement(Generic[T]):
         Left in its old line it would wait for a partition that its item has nothing to do with any more, while later
         items of its type pass it.
         """
-        for partition in self.partitions:
+        crowded = [partition for partition in self.partitions if partition.waiters or partition.granted]
+        for partition in crowded:
             for waiter in partition.in_line():
                 if waiter.stays:
                     continue

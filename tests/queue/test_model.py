@@ -133,6 +133,22 @@ class QueueMachine(RuleBasedStateMachine):
         task = tasks[data.draw(st.integers(0, len(tasks) - 1))]
         self.run(turns, task.cancel)
 
+    @precondition(lambda self: self.busy)
+    @rule(which=st.integers(0, PRODUCERS - 1), turns=TURNS)
+    def cancel_when_granted(self, which: int, turns: int | None) -> None:
+        """Cancel a producer in the very turn in which its line gets places, before it can run."""
+
+        async def act() -> None:
+            for _ in range(20):
+                if any(partition.permits for partition in self.world.parts._placement.partitions):
+                    tasks = list(self.busy.values())
+                    tasks[which % len(tasks)].cancel()
+                    return
+                await asyncio.sleep(0.01)
+
+        self.loop.run_until_complete(act())
+        self.run(turns)
+
     # -- handlers ----------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.world.single and not self.world.queue.closed)
