@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from queue_tools import check, make, now
 
 import batchqueue_async as bq
 from batchqueue_async.queue.drain import DrainRules
 from batchqueue_async.testing import RecordingHandler, advance, settle
-from queue_tools import check, make, now
 
 
 def rules(**options) -> DrainRules:

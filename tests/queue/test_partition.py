@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from queue_tools import outcome
 
 from batchqueue_async.queue.partition import Partition
 from batchqueue_async.testing import settle
-from queue_tools import outcome
 
 
 def test_it_is_bounded_and_first_in_first_out():

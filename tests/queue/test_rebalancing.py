@@ -9,10 +9,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from queue_tools import Item, check, kinds, make, now
 
 import batchqueue_async as bq
 from batchqueue_async.testing import RecordingHandler, advance, run_virtual, settle
-from queue_tools import Item, check, kinds, make, now
 
 
 def loads(throughput, owners, workers):
