@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+DOCS_STAMP := $(VENV)/.docs-installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
@@ -44,6 +45,15 @@ unit: $(STAMP) ## all tests, with the coverage gate
 .PHONY: test
 test: lint types unit ## linters, type checkers and all tests
 
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --group docs
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS_STAMP) ## build the documents into docs/_build/html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
@@ -58,4 +68,4 @@ bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW
 
 .PHONY: clean
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build bench-results
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build docs/reference/api bench-results

@@ -166,7 +166,9 @@ class Dispatcher(Generic[T]):
 
     # -- calling -------------------------------------------------------------------------------------------------
 
-    async def run(self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]) -> None:
+    async def run(  # noqa: C901 - the hot path of a call, written out
+        self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]
+    ) -> None:
         """Call the handlers of everything in the chunks, one after the other."""
         worker.groups = groups = self.group(chunks)
         worker.pending = sum([len(items) for _, items in groups])

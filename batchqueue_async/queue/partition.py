@@ -224,12 +224,13 @@ class Partition(Generic[T]):
         """Take an item in if there is a free place and nobody waits for it."""
         if self.closed or self.waiters or self.permits:
             return False
-        if (self.listed or self.attend is None or self.held >= self.capacity) and not self._make_room(1):
-            return False
-        self.tail.append(item)
-        if self.listed or self.attend is None:
+        if self.listed or self.attend is None or self.held >= self.capacity:
+            if not self._make_room(1):
+                return False
+            self.tail.append(item)
             self.touch()
             return True
+        self.tail.append(item)
         # The usual case of `touch`, written out: the first item into an empty partition.
         self.listed = True
         self.since = self.attend(self)

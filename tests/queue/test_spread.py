@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from structlog.testing import capture_logs
 
 import batchqueue_async as bq
 from batchqueue_async.queue.drain import REVIEW_AFTER
@@ -15,17 +14,15 @@ def warnings(logs):
 
 
 @pytest.mark.parametrize(("types", "told"), [(1, 1), (3, 1), (40, 0)])
-async def test_bq_h_fewer_types_than_workers_are_told_once(types, told):
+async def test_bq_h_fewer_types_than_workers_are_told_once(types, told, logs):
     kinds = [type(f"Kind{number}", (), {}) for number in range(types)]
-    with capture_logs() as logs:
-        async with bq.BatchQueueManager() as manager:
-            queue = manager.create(
-                "q", bq.QueueConfig(workers=bq.WorkerPolicy.fixed(4), partitions=bq.PartitionPolicy.fixed(64))
-            )
-            for kind in kinds:
-                queue.add_handler(kind, RecordingHandler())
-            for _ in range(3):
-                await queue.produce_many([kinds[number % types]() for number in range(REVIEW_AFTER * types)])
-                await queue.flush()
+    config = bq.QueueConfig(workers=bq.WorkerPolicy.fixed(4), partitions=bq.PartitionPolicy.fixed(64))
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("q", config)
+        for kind in kinds:
+            queue.add_handler(kind, RecordingHandler())
+        for _ in range(3):
+            await queue.produce_many([kinds[number % types]() for number in range(REVIEW_AFTER * types)])
+            await queue.flush()
     assert len(warnings(logs)) == told
     assert all(event["queue"] == "q" and "round_robin" in event["way_out"] for event in warnings(logs))
