@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from batchqueue_async.config import BufferStrategy, QueueConfig
 from batchqueue_async.errors import DeadlockError, WrongLoopError
 from batchqueue_async.queue.drain import Worker, current_round
-from batchqueue_async.queue.partition import Partition
+from batchqueue_async.queue.moves import Transit
+from batchqueue_async.queue.partition import Lane, Partition
 from batchqueue_async.queue.selector import RoundRobin
 from batchqueue_async.queue.stats import Tally
 from batchqueue_async.queue.waits import Wait, circle
@@ -206,6 +207,8 @@ class Producing(Generic[T]):
         """Put items into the places that the line granted; how many."""
         if items:
             place = self._placement.place_in_line(items[0], waiter.line)
+            if wait is not None:
+                place.line.order()
             place.redeem(waiter, items)
             if wait is not None:
                 place.watch(wait, len(items))
@@ -264,7 +267,9 @@ class Producing(Generic[T]):
         if type(items[-1]) is not kind or countOf(map(type, items), kind) != len(items):
             return False
         place = self._placement.place(items[0])
-        return isinstance(place, Partition) and place.offer_many(items)
+        if isinstance(place, Transit):
+            return False
+        return place.line.offer_many(items, place if isinstance(place, Lane) else None)
 
     def _bulk_by_place(self, items: Sequence[T]) -> bool:
         parts: dict[Place[T], list[T]] = {}
@@ -306,6 +311,8 @@ class Producing(Generic[T]):
         """Put items in one by one from `start` on, without waiting; the index of the first that has no place."""
         if self._only is not None and self.config.strategy is not BufferStrategy.DROP_OLDEST:
             return self._fill_only(self._only, items, start, wait)
+        if wait is not None:
+            return self._take_watched(items, start, wait)
         by_type = self._by_type or {}
         for index in range(start, len(items)):
             item = items[index]
@@ -319,9 +326,24 @@ class Producing(Generic[T]):
             else:
                 if not self._offer_counted_by_caller(place, item):
                     return index
-            if wait is not None:
-                place.watch(wait, 1)
         return len(items)
+
+    def _take_watched(self, items: Sequence[T], start: int, wait: Wait) -> int:
+        """The same for items that a caller waits for, a run of one type at a time."""
+        index = start
+        while index < len(items):
+            place = self._placement.place(items[index])
+            place.line.order()
+            first = index
+            while index < len(items) and self._offer_counted_by_caller(place, items[index]):
+                index += 1
+                if self._by_type is None or index == len(items) or type(items[index]) is not type(items[first]):
+                    break
+            else:
+                place.watch(wait, index - first)
+                return index
+            place.watch(wait, index - first)
+        return index
 
     def _fill_only(self, line: Partition[T], items: Sequence[T], start: int, wait: Wait | None) -> int:
         """The same for a single partition: as many as there is room for, at once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async import forks
 from batchqueue_async.config import BufferStrategy
@@ -360,7 +360,7 @@ class Door(Generic[T]):
                 place.tail.append(item)
                 touched[place] = None
         for place in touched:
-            cast("Partition[T]", place).touch()
+            place.line.touch()
 
     def _hand_in_counts(self) -> None:
         tally = self.queue.tally
