@@ -139,11 +139,3 @@ def test_the_order_is_really_looked_at():
     assert rank("batchqueue_async.queue.drain") > rank("batchqueue_async.queue.partition")
     with pytest.raises(LookupError, match=r"batchqueue_async.queue.new has no place in ORDER"):
         rank("batchqueue_async.queue.new")
-
-
-@pytest.mark.parametrize("name", modules())
-def test_modules_stay_short(name):
-    """STYLE.md: a module that outgrows 400 lines usually holds two ideas; those that have are named here."""
-    outgrown = {"queue.partition": 510, "queue.batch_queue": 460, "runtime.door": 420, "queue.producing": 410}
-    limit = outgrown.get(name.removeprefix("batchqueue_async."), 400)
-    assert len(modules()[name].read_text().splitlines()) <= limit
