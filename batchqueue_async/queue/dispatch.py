@@ -237,6 +237,7 @@ class Dispatcher(Generic[T]):
             "handler_failed",
             queue=self.name,
             worker=worker.index,
+            partitions=_partitions_of(worker, items),
             handler=entry.label,
             items=len(items),
             **describe(error),
@@ -264,7 +265,13 @@ class Dispatcher(Generic[T]):
         for kind in dict.fromkeys(map(type, items)):
             if kind not in self._told:
                 self._told.add(kind)
-                log.warning("type_unhandled", queue=self.name, worker=worker.index, type=kind.__qualname__)
+                log.warning(
+                    "type_unhandled",
+                    queue=self.name,
+                    worker=worker.index,
+                    partitions=_partitions_of(worker, [item for item in items if type(item) is kind]),
+                    type=kind.__qualname__,
+                )
 
     # -- idling --------------------------------------------------------------------------------------------------
 
@@ -322,6 +329,12 @@ def _own_list(entry: Entry[T] | None, lists: dict[Entry[T] | None, list[T]], own
 def _differ(first: type, items: Sequence[object]) -> bool:
     """Whether the items are of several types."""
     return type(items[-1]) is not first or countOf(map(type, items), first) != len(items)
+
+
+def _partitions_of(worker: Worker[Any], items: Sequence[object]) -> list[int]:
+    """Where, of the worker's round, such items come from; looked up only for a log event."""
+    kinds = set(map(type, items))
+    return sorted({partition.index for partition, taken, _ in worker.chunks if not kinds.isdisjoint(map(type, taken))})
 
 
 def is_cancelled(worker: Worker[Any]) -> bool:
