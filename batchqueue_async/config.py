@@ -49,7 +49,13 @@ ErrorHandler = Callable[[Sequence[T], BaseException], object]
 
 
 class DrainBalancer(Protocol):
-    """Decides, from time to time, which worker owns which partition; `throughput_weighted` is the usual one."""
+    """Decides, from time to time, which worker owns which partition; `throughput_weighted` is the usual one.
+
+    Example:
+        >>> class BackToRoundRobin:
+        ...     def assign(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> list[int] | None:
+        ...         return [partition % workers for partition in range(len(owners))]
+    """
 
     def assign(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> list[int] | None:
         """The new owner of each partition, or None to leave everything where it is.
@@ -267,7 +273,7 @@ class _SchedulerSection(msgspec.Struct, forbid_unknown_fields=True):
 def load_config(
     path: str | os.PathLike[str] | None = None,
     *,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
     prefix: str = "BATCHQUEUE_",
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, QueueConfig[Any]]:
@@ -278,7 +284,7 @@ def load_config(
 
     Args:
         path: a YAML file; reading one needs the extra `batchqueue-async[yaml]`. None reads none.
-        environ: the environment variables.
+        environ: the environment variables; those of the process when None.
         prefix: what the names of the environment variables begin with.
         overrides: fields by queue name, as in the file, or the objects themselves.
 
@@ -292,7 +298,9 @@ def load_config(
         ('cpu_cores(0.5)', 500)
     """
     configs: dict[str, QueueConfig[Any]] = {}
-    for queue, settings in read_settings(path, environ, prefix, overrides).items():
+    # As a default value the environment, secrets and all, would stand in every printed signature.
+    variables = os.environ if environ is None else environ
+    for queue, settings in read_settings(path, variables, prefix, overrides).items():
         values = {field: _field(queue, field, setting) for field, setting in settings.items()}
         configs[queue] = QueueConfig(**values)
         try:

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from batchqueue_async import log
-from batchqueue_async.config import Handler, QueueConfig, is_handler
+from batchqueue_async.config import BufferStrategy, Handler, QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
 from batchqueue_async.queue.closing import Closing
@@ -117,7 +117,9 @@ class BatchQueue(Delivering[T], Generic[T]):
         )
         self._workers = [Worker(index, rules, self._dispatcher, self._latency, self._loop) for index in range(workers)]
         made = [Partition[T](index, config.buffer_size) for index in range(partitions)]
-        self._placement = Placement(name, self._selector(), made, grows=self._grows)
+        # Kept by type, items lose their order among types: a single consumer, and dropping the oldest, want that.
+        lanes = config.consumer is None and config.strategy is not BufferStrategy.DROP_OLDEST
+        self._placement = Placement(name, self._selector(), made, grows=self._grows, lanes=lanes)
         for partition in made:
             self._workers[partition.index % workers].adopt(partition)
         self._only = self._placement.only

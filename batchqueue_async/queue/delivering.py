@@ -78,6 +78,7 @@ class Delivering(Producing[T]):
         self._forbid_here("flush")
         wait = Wait()
         for partition in self._placement.partitions:
+            partition.order()
             wait.watch(partition, partition.finished, partition.accepted)
         for transit in self._placement.transits:
             if transit.items:

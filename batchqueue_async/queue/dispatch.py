@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from batchqueue_async.config import ErrorHandler, Handler
-    from batchqueue_async.queue.drain import Worker
-    from batchqueue_async.queue.partition import Partition
+    from batchqueue_async.queue.drain import Chunk, Worker
     from batchqueue_async.queue.stats import Sizes, Tally
 
 T = TypeVar("T")
@@ -123,40 +122,34 @@ class Dispatcher(Generic[T]):
             self._resolved[kind] = found
             return found
 
-    def group(self, chunks: list[tuple[Partition[T], list[T]]]) -> list[Group[T]]:
+    def group(self, chunks: list[Chunk[T]]) -> list[Group[T]]:
         """Sort a round's items by handler, in the order in which they came, in lists of at most `max_batch`."""
         if self.single is not None:
             if len(chunks) == 1:
                 return [(self.single, chunks[0][1])]
-            return [(self.single, [item for _, items in chunks for item in items])]
+            return [(self.single, [item for _, items, _ in chunks for item in items])]
         lists: dict[Entry[T] | None, list[T]] = {}
-        mixed: list[list[T]] = []
-        alone = len(chunks) == 1
-        for partition, items in chunks:
-            types = partition.types
-            kind = type(items[0])
-            if len(types) != 1 if types is not None else _differ(kind, items):
-                mixed.append(items)
+        own: set[Entry[T] | None] = set()
+        for _, items, known in chunks:
+            kind = known or type(items[0])
+            if known is None and _differ(kind, items):
+                self._sort(items, lists, own)
                 continue
             entry = self.resolve(kind)
             if entry in lists:
-                lists[entry] += items
+                _own_list(entry, lists, own).extend(items)
             else:
-                # Another chunk may add to the list: then it must not be the one that the chunk itself holds.
-                lists[entry] = items if alone else items.copy()
-        for items in mixed:
-            self._sort(items, lists)
+                lists[entry] = items
         return [group for entry, items in lists.items() for group in self._bounded(entry, items)]
 
-    def _sort(self, items: list[T], lists: dict[Entry[T] | None, list[T]]) -> None:
+    def _sort(self, items: list[T], lists: dict[Entry[T] | None, list[T]], own: set[Entry[T] | None]) -> None:
         by_type: dict[type, list[T]] = {}
         for item in items:
             try:
                 by_type[type(item)].append(item)
             except KeyError:
-                mine = lists.setdefault(self.resolve(type(item)), [])
+                by_type[type(item)] = mine = _own_list(self.resolve(type(item)), lists, own)
                 mine.append(item)
-                by_type[type(item)] = mine
 
     def _bounded(self, entry: Entry[T] | None, items: list[T]) -> list[Group[T]]:
         most = self.max_batch
@@ -167,7 +160,7 @@ class Dispatcher(Generic[T]):
     # -- calling -------------------------------------------------------------------------------------------------
 
     async def run(  # noqa: C901 - the hot path of a call, written out
-        self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]
+        self, worker: Worker[T], chunks: list[Chunk[T]]
     ) -> None:
         """Call the handlers of everything in the chunks, one after the other."""
         worker.groups = groups = self.group(chunks)
@@ -244,6 +237,7 @@ class Dispatcher(Generic[T]):
             "handler_failed",
             queue=self.name,
             worker=worker.index,
+            partitions=_partitions_of(worker, items),
             handler=entry.label,
             items=len(items),
             **describe(error),
@@ -271,7 +265,13 @@ class Dispatcher(Generic[T]):
         for kind in dict.fromkeys(map(type, items)):
             if kind not in self._told:
                 self._told.add(kind)
-                log.warning("type_unhandled", queue=self.name, worker=worker.index, type=kind.__qualname__)
+                log.warning(
+                    "type_unhandled",
+                    queue=self.name,
+                    worker=worker.index,
+                    partitions=_partitions_of(worker, [item for item in items if type(item) is kind]),
+                    type=kind.__qualname__,
+                )
 
     # -- idling --------------------------------------------------------------------------------------------------
 
@@ -298,6 +298,8 @@ class Dispatcher(Generic[T]):
     async def _idle_call(self, worker: Worker[T], entry: Entry[T], on_idle: Callable[[], Awaitable[object]]) -> None:
         # One object may handle several types: none of its calls may run beside its on_idle.
         siblings = [other for other in self._all_entries() if other.handler is entry.handler]
+        if entry not in siblings:
+            return  # it was removed while the on_idle of another one ran
         if any(not other.turns.idle for other in siblings):
             return
         for other in siblings:
@@ -316,9 +318,23 @@ class Dispatcher(Generic[T]):
         log.warning("on_idle_failed", queue=self.name, worker=worker.index, handler=entry.label, **describe(error))
 
 
+def _own_list(entry: Entry[T] | None, lists: dict[Entry[T] | None, list[T]], own: set[Entry[T] | None]) -> list[T]:
+    """A handler's list to add to: never one that belongs to a chunk."""
+    if entry not in own:
+        own.add(entry)
+        lists[entry] = lists[entry].copy() if entry in lists else []
+    return lists[entry]
+
+
 def _differ(first: type, items: Sequence[object]) -> bool:
     """Whether the items are of several types."""
     return type(items[-1]) is not first or countOf(map(type, items), first) != len(items)
+
+
+def _partitions_of(worker: Worker[Any], items: Sequence[object]) -> list[int]:
+    """Where, of the worker's round, such items come from; looked up only for a log event."""
+    kinds = set(map(type, items))
+    return sorted({partition.index for partition, taken, _ in worker.chunks if not kinds.isdisjoint(map(type, taken))})
 
 
 def is_cancelled(worker: Worker[Any]) -> bool:

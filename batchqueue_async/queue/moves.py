@@ -16,7 +16,7 @@ from batchqueue_async.queue.waits import Watch, break_circle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from batchqueue_async.queue.partition import Partition, Waiter
+    from batchqueue_async.queue.partition import Lane, Partition, Waiter
     from batchqueue_async.queue.waits import Wait
 
 T = TypeVar("T")
@@ -25,19 +25,27 @@ T = TypeVar("T")
 class Transit(Generic[T]):
     """Items on their way from an old partition to a new one, in order, until the old one has finished its part."""
 
-    __slots__ = ("_on_arrival", "fence", "items", "source", "target", "watches")
+    __slots__ = ("_entrance", "_on_arrival", "fence", "items", "source", "target", "watches")
 
     # To a producer's fast path a transit looks like a full partition, so that it takes the slow path.
     spare = NOTHING_TO_SPARE
     tail: ClassVar[list[Any]] = []
 
-    def __init__(self, source: Partition[T], target: Partition[T], on_arrival: Callable[[Transit[T]], None]) -> None:
+    def __init__(
+        self,
+        source: Partition[T],
+        target: Partition[T],
+        entrance: Callable[[], Partition[T] | Lane[T]],
+        on_arrival: Callable[[Transit[T]], None],
+    ) -> None:
+        source.order()
         self.source = source
         self.target = target
         self.fence = source.accepted
         """When the source has finished everything below this number, the way is clear."""
         self.items: list[T] = []
         self.watches: list[Watch] = []
+        self._entrance = entrance
         self._on_arrival = on_arrival
         if source.leaving is None:
             source.leaving = []
@@ -114,9 +122,12 @@ class Transit(Generic[T]):
         if target.arriving is not None:
             target.arriving.remove(self)
             target.arriving = target.arriving or None
+        target.order()
         base = target.accepted
         target.held -= len(self.items)
-        target.tail.extend(self.items)
+        self._entrance().tail.extend(self.items)
+        if self.watches:
+            target.order()
         for watch in self.watches:
             watch.wait.watch(target, base + watch.start, base + watch.end)
             watch.wait.release()

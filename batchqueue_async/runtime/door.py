@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchqueue_async.queue.batch_queue import BatchQueue
-    from batchqueue_async.queue.partition import Partition
+    from batchqueue_async.queue.partition import Lane, Partition
     from batchqueue_async.queue.placement import Place
     from batchqueue_async.queue.producing import ThreadMark
 
@@ -346,12 +346,25 @@ class Door(Generic[T]):
                     self._force(gate.partition, items)
                 else:
                     gate.partition.held -= len(items)
-                    if gate.partition.tail:
-                        gate.partition.tail.extend(items)
-                    else:
-                        # Handed over whole: to copy it would touch each item, from another core than put it in.
-                        gate.partition.tail = items
+                    self._put_into_lanes(gate.partition, items)
                     gate.partition.touch()
+
+    def _put_into_lanes(self, partition: Partition[T], items: list[T]) -> None:
+        lanes = partition.lanes
+        if lanes is not None and len(lanes) != 1:
+            tails: dict[type, list[T]] = {}
+            for item in items:
+                kind: type = type(item)
+                if kind not in tails:
+                    tails[kind] = self.queue.placement.place_of_type(kind).tail
+                tails[kind].append(item)
+            return
+        place: Partition[T] | Lane[T] = partition if lanes is None else lanes[0]
+        if place.tail:
+            place.tail.extend(items)
+        else:
+            # Handed over whole: to copy it would touch each item, from another core than put it in.
+            place.tail = items
 
     def _force(self, partition: Partition[T], items: list[T]) -> None:
         """Put items in that were accepted already, at the cost of older ones."""
@@ -376,11 +389,11 @@ class Door(Generic[T]):
             if isinstance(place, Transit):
                 place.items.append(item)
             else:
-                place.held -= 1
+                place.line.held -= 1
                 place.tail.append(item)
                 touched[place] = None
         for place in touched:
-            cast("Partition[T]", place).touch()
+            place.line.touch()
 
     def close(self) -> None:
         """Take in what is in the inbox, then nothing more; everybody in line is sent away."""
