@@ -125,6 +125,7 @@ class Backlog:
     def _spill_to_end(self, frame: Frame) -> None:
         self.spilled += 1
         frame.payloads = None
+        frame.gathered = []
         end = frame.offset + frame.stored
         stop = frame.first + frame.count
         last = self.extents[-1] if self.extents else None

@@ -181,6 +181,7 @@ class DurableQueue:
         state.outstanding = leasing.outstanding  # type: ignore[method-assign]  # the leases live in the shell
         self._limit = max(1, min(config.max_record, MAX_FRAME - frame_size(1, 0)))
         self._rank = RANKS[config.durability]
+        self._limited = bool(config.max_records is not None or config.max_bytes is not None or config.min_free_bytes)
         self._dead_before = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
         self._phase = "open"
         _open_queues.add(self)
@@ -243,20 +244,23 @@ class DurableQueue:
             DiskFullError: there is no room, and `overflow` says to refuse.
             QueueClosedError: the queue is closed.
         """
-        self._check()
+        if self._phase != "open" or asyncio.get_running_loop() is not self._loop:
+            self._check()
         if type(payload) is not bytes:
             payload = _as_bytes(payload)
         size = len(payload)
         if size > self._limit:
             raise self._too_large(size)
         rank = self._rank if durability is None else self._rank_of(durability)
-        if not self._has_room(1, size + frame_size(1, 0)) and not await self._admit(1, size):
+        pump = self._pump
+        guarded = self._limited or pump.stalled or self._admission.locked()
+        if guarded and not self._has_room(1, size + frame_size(1, 0)) and not await self._admit(1, size):
             return DROPPED
-        future = self._pump.append(payload, rank)
+        future = pump.append(payload, rank)
         try:
             return await future
         except asyncio.CancelledError:
-            self._pump.withdraw(future)
+            pump.withdraw(future)
             raise
 
     async def put_many(self, payloads: Iterable[bytes], durability: Durability | None = None) -> range:

@@ -127,14 +127,14 @@ def encode_frame(
     synced_seq: int,
     marker: bytes,
     offset: int,
-) -> bytes:
-    """A whole frame, for this offset of this segment and no other place."""
+) -> list[bytes]:
+    """A whole frame in pieces, for this offset of this segment and no other place."""
     count = len(payloads)
     # One interleaved pack for the table: lengths in the even places, checksums in the odd ones.
     rows = [0] * (2 * count)
     rows[::2] = map(len, payloads)
     rows[1::2] = map(crc32, payloads)
-    raw_size = sum(rows[::2])
+    raw_size = sum(map(len, payloads))
     table = struct.pack(f"<{2 * count}I", *rows)
     body: Sequence[bytes] = payloads
     body_size, body_crc = raw_size, 0
@@ -147,7 +147,7 @@ def encode_frame(
     fields = (kind, codec, 0, count, first_seq, enqueued_ns, synced_seq, raw_size, body_size, crc32(table), body_crc)
     blank = _FRAME.pack(marker, 0, *fields)
     crc = crc32(_OFFSET.pack(offset), crc32(blank[12:], crc32(marker)))
-    return b"".join((_FRAME.pack(marker, crc, *fields), table, *body))
+    return [_FRAME.pack(marker, crc, *fields), table, *body]
 
 
 def decode_frame_header(data: bytes | memoryview, start: int, marker: bytes, offset: int) -> FrameHeader | None:

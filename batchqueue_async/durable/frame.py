@@ -23,6 +23,7 @@ class Frame:
         "deadline",
         "enqueued_ns",
         "first",
+        "gathered",
         "kind",
         "offset",
         "payloads",
@@ -36,7 +37,9 @@ class Frame:
     def __init__(self, kind: int, payloads: list[bytes] | None, raw: int, enqueued_ns: int, rank: int = OS) -> None:
         self.kind = kind
         self.payloads = payloads
-        self.count = len(payloads) if payloads is not None else 0
+        # The same list while puts still join it; `payloads` goes when the frame leaves the memory.
+        self.gathered = payloads if payloads is not None else []
+        self.count = len(self.gathered)
         self.raw = raw
         self.enqueued_ns = enqueued_ns
         self.rank = rank

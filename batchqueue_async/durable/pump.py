@@ -62,7 +62,7 @@ class Pump:
         self._group: Frame | None = None
         self._busy = False
         self._scheduled = False
-        self._stalled = False
+        self.stalled = False
         self._sync_due = False
         self._interval_dirty = False
         self._last_write = 0.0
@@ -85,8 +85,7 @@ class Pump:
             group = self._group = Frame(fmt.GROUP, [], 0, self._clock(), rank)
             self._enter(group)
         size = len(payload)
-        assert group.payloads is not None  # noqa: S101 - only written frames lose their payloads
-        group.payloads.append(payload)
+        group.gathered.append(payload)
         group.count += 1
         group.raw += size
         state = self._state
@@ -144,11 +143,6 @@ class Pump:
     # Rounds
 
     @property
-    def stalled(self) -> bool:
-        """The disk is full, and blocked puts wait for it."""
-        return self._stalled
-
-    @property
     def freeing(self) -> bool:
         """Whether a round is under way, or to come, that may free some room."""
         return self._busy or bool(self._state.touched) or self._state.shrinkable() is not None
@@ -171,9 +165,9 @@ class Pump:
         state = self._state
         work = Round(now_ns=self._clock(), last=last)
         work.deletes = state.deletable()
-        if self._room_waiters or self._stalled or last:
-            work.shrink = None if self._pending and not self._stalled else state.shrinkable()
-        if not self._stalled or "probe" not in self._timers:
+        if self._room_waiters or self.stalled or last:
+            work.shrink = None if self._pending and not self.stalled else state.shrinkable()
+        if not self.stalled or "probe" not in self._timers:
             work.frames = self._next_frames()
             state.assign(work.frames)
         work.hints = state.hints()
@@ -217,7 +211,7 @@ class Pump:
         if failed:
             self._refuse(failed, outcome.error or OSError(0, "unknown"))
         elif work.frames:
-            self._stalled = False
+            self.stalled = False
         self._after_round(outcome)
 
     def _confirm(self, frame: Frame) -> None:
@@ -238,11 +232,11 @@ class Pump:
                 self._after("sync", self._config.sync_interval, self._sync_now)
             if self._config.stale_flush is not None:
                 self._after("stale", self._config.stale_flush, self._sync_stale)
-        if not self._stalled:
+        if not self.stalled:
             self._on_ready()
         self._wake_room()
         if self._pending or self._sync_due or self._idle_waiters:
-            if not self._stalled or "probe" not in self._timers:
+            if not self.stalled or "probe" not in self._timers:
                 self.kick()
         elif self._state.touched:
             self.touch()
@@ -286,7 +280,7 @@ class Pump:
             self._state.counters.disk_full += 1
         else:
             self._state.counters.write_errors += 1
-        if not self._stalled:
+        if not self.stalled:
             event = "durable_disk_full" if full else "durable_write_failed"
             _log.warning(event, path=str(self._path), error=str(error), frames=count, overflow=self._config.overflow)
 
@@ -303,7 +297,7 @@ class Pump:
                 self._unpend(frame)
                 self._drop(frame)
         elif overflow == "block" and not self._ended:
-            self._stalled = True
+            self.stalled = True
             now = self._loop.time()
             late = [frame for frame in failed if frame.deadline is not None and frame.deadline <= now]
             self._put_back([frame for frame in failed if frame not in late])
@@ -351,7 +345,7 @@ class Pump:
         """Return after the next round, settlement or probe: a good moment to look for room again."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._room_waiters.append(waiter)
-        if not self._stalled:
+        if not self.stalled:
             if self._state.shrinkable() or self._state.touched:
                 self.kick()
             self._after("room", _PROBE, self.kick)
@@ -376,11 +370,11 @@ class Pump:
 
     async def drain(self) -> None:
         """Return when everything that was accepted is written or refused, and the writer has closed its files."""
-        overflowed = [frame for frame in self._pending if self._stalled]
+        overflowed = [frame for frame in self._pending if self.stalled]
         for frame in overflowed:
             self._pending.remove(frame)
         self._fail(overflowed, self._full("the queue was closed while puts were blocked"), None)
-        self._stalled = False
+        self.stalled = False
         self._wake_room()
         while self._busy or self._pending:
             waiter: asyncio.Future[None] = self._loop.create_future()

@@ -8,6 +8,7 @@ number of segments plus the bytes of those without a footer.
 from __future__ import annotations
 
 import json
+import os
 import re
 import uuid
 from collections import Counter
@@ -73,10 +74,11 @@ class RecoveryReport:
 
 
 class Repair(NamedTuple):
-    """One change to the directory, in words and as a call."""
+    """One change to the directory, in words and as a call; nothing follows one that had to be `first` and failed."""
 
     words: str
     act: Callable[[], None]
+    first: bool = False
 
 
 @dataclass(slots=True)
@@ -195,9 +197,28 @@ class Surveyor:
             quarantined=tuple(self._quarantined),
             repairs=tuple(entry.words for entry in self._repairs),
         )
+        next_number = max(used, default=0) + 1
         if not self._clean:
             next_seq += SEQ_SKIP
-        return Survey(queue_id, segments, next_seq, max(used, default=0) + 1, report, self._repairs)
+            segments.append(self._reserve(queue_id, next_number, next_seq))
+            next_number += 1
+        return Survey(queue_id, segments, next_seq, next_number, report, self._repairs)
+
+    def _reserve(self, queue_id: bytes, number: int, next_seq: int) -> Segment:
+        """An empty, sealed segment that remembers the numbers that were passed over, whatever becomes of the others."""
+        entry = Segment(number, os.urandom(8), next_seq, fmt.DATA_START + fmt.FOOTER)
+        entry.closed, entry.data_end = True, fmt.DATA_START
+        header = fmt.SegmentHeader(queue_id, number, next_seq, entry.marker, 0)
+        values = (number, next_seq, next_seq, 0, 0, 0, 0)
+        footer = fmt.SegmentFooter(*values, data_end=fmt.DATA_START, synced=True)
+        data = fmt.encode_segment_header(header) + fmt.encode_footer(footer, entry.marker)
+
+        def act() -> None:
+            self._files.replace(self._path(number), data)
+            self._files.sync_directory(self._directory)
+
+        self._repairs.insert(0, Repair(f"go on at sequence number {next_seq}, after an unclean end", act, first=True))
+        return entry
 
     def _path(self, number: int) -> Path:
         return self._directory / segment.segment_name(number)
@@ -452,5 +473,7 @@ def repair(found: Survey) -> Survey:
             entry.act()
         except OSError as error:
             failed.append(f"{entry.words}: {error.strerror or error}")
+            if entry.first:
+                break
     found.report = replace(found.report, failed_repairs=tuple(failed))
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from batchqueue_async.durable import acklog
 from batchqueue_async.durable import format as fmt
 from batchqueue_async.durable.acklog import Entry
-from batchqueue_async.durable.backlog import Backlog, Extent, Load
+from batchqueue_async.durable.backlog import Backlog, Extent, Load, run_bytes
 from batchqueue_async.durable.frame import Frame, Run
 from batchqueue_async.durable.keys import KeyGate
 from batchqueue_async.durable.stats import Counters
@@ -340,10 +340,10 @@ class QueueState:
             if self.gate is not None:
                 runs = self.gate.admit(runs)
             granted += runs
-            max_records -= sum(run.high - run.low for run in runs)
-            max_bytes -= sum(len(payload) for run in runs for payload in (run.frame.payloads or [])[run.low : run.high])
             if self.gate is None and self.config.max_age is None:
                 break  # nothing was filtered out: `take` has gone as far as the limits allow
+            max_records -= sum(run.high - run.low for run in runs)
+            max_bytes -= sum(map(run_bytes, runs))
         leased = [run._replace(attempts=run.attempts + 1) for run in granted]
         self._note_leases(leased)
         return leased

@@ -166,14 +166,15 @@ class Writer:
                 if stop > at and (size + whole > self._buffer or active.offset + size + whole > self._segment_bytes):
                     break
                 offset = active.offset + size
-                parts.append(self._encode(frame, frame.payloads or [], active, offset))
-                frame.segment, frame.offset, frame.stored = active.number, offset, len(parts[-1])
+                pieces = self._encode(frame, frame.payloads or [], active, offset)
+                frame.segment, frame.offset, frame.stored = active.number, offset, sum(map(len, pieces))
                 size += frame.stored
+                parts += pieces
                 stop += 1
-            self._append(active, frames[at:stop], parts[0] if len(parts) == 1 else b"".join(parts))
+            self._append(active, frames[at:stop], b"".join(parts))
             at = self._outcome.done = stop
 
-    def _encode(self, frame: Frame, payloads: list[bytes], target: segment.SegmentWriter, offset: int) -> bytes:
+    def _encode(self, frame: Frame, payloads: list[bytes], target: segment.SegmentWriter, offset: int) -> list[bytes]:
         return fmt.encode_frame(
             payloads,
             kind=frame.kind,
@@ -294,7 +295,7 @@ class Writer:
             fresh = self._open(first_seq)
             shift = fresh.offset - offset
             for frame, payloads in retained:
-                data = self._encode(frame, payloads, fresh, fresh.offset)
+                data = b"".join(self._encode(frame, payloads, fresh, fresh.offset))
                 times = (frame.enqueued_ns, frame.enqueued_ns)
                 fresh.append(data, frame.first + frame.count, frame.count, 1, times)
             fresh.sync()
