@@ -25,6 +25,11 @@ class KeyGate:
         """Whether so many records are held that no more may be looked at."""
         return self.held >= self._lookahead
 
+    @property
+    def room(self) -> int:
+        """How many records may be looked at: 1 at least, for those that come back."""
+        return max(1, self._lookahead - self.held)
+
     def admit(self, runs: Iterable[Run]) -> list[Run]:
         """The records of `runs` that may be leased now; the others are held until their key is free."""
         admitted: list[Run] = []

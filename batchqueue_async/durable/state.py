@@ -333,7 +333,8 @@ class QueueState:
         """The next records for a lease; those past `max_age` are dropped on the way."""
         granted: list[Run] = []
         while max_records > 0 and max_bytes > 0 and not (self.gate and self.gate.full and not self.backlog.runs()):
-            runs = self.backlog.take(max_records, max_bytes, at_least_one=not granted)
+            most = max_records if self.gate is None else min(max_records, self.gate.room)
+            runs = self.backlog.take(most, max_bytes, at_least_one=not granted)
             if not runs:
                 break
             runs = self._unexpired(runs, now_ns)
