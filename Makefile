@@ -43,6 +43,16 @@ unit: $(STAMP) ## all tests, with the coverage gate
 .PHONY: test
 test: lint types unit ## linters, type checkers and all tests
 
+KILLS ?= 1000
+
+.PHONY: chaos-durable
+chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count what is lost
+	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
+
+.PHONY: bench-durable
+bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
+	$(BIN)/python tests/benchmarks/durable/bench.py
+
 .PHONY: clean
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build bench-results
