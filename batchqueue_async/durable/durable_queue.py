@@ -192,7 +192,7 @@ class DurableQueue:
         self._files.make_directory(self.path)
         lock = self._files.lock(self.path / recovery.LOCK)
         try:
-            survey = recovery.repair(recovery.Surveyor(self._files, self.path).survey())
+            survey = recovery.repair(recovery.Surveyor(self._files, self.path).survey(), self._files, self.path)
             free = None
             with suppress(OSError):
                 free = self._files.free_bytes(self.path)

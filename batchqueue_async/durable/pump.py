@@ -235,11 +235,12 @@ class Pump:
         if not self.stalled:
             self._on_ready()
         self._wake_room()
-        if self._pending or self._sync_due or self._idle_waiters:
+        if self._pending or self._sync_due:
             if not self.stalled or "probe" not in self._timers:
                 self.kick()
         elif self._state.touched:
-            self.touch()
+            # What could not be written now is tried again with the next frames, or after a while.
+            self._after("hints", _PROBE if outcome.hint_errors else _HINT_DELAY, self.kick)
         if not self._busy and not self._pending:
             waiters, self._idle_waiters = self._idle_waiters, []
             for waiter in waiters:

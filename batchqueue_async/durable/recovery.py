@@ -465,7 +465,7 @@ def disk_bytes(files: Files, directory: Path) -> int:
     return total
 
 
-def repair(found: Survey) -> Survey:
+def repair(found: Survey, files: Files, directory: Path) -> Survey:
     """Carry out what `survey` has decided; what fails stays as it is and is tried again at the next opening."""
     failed: list[str] = []
     for entry in found.repairs:
@@ -475,5 +475,5 @@ def repair(found: Survey) -> Survey:
             failed.append(f"{entry.words}: {error.strerror or error}")
             if entry.first:
                 break
-    found.report = replace(found.report, failed_repairs=tuple(failed))
+    found.report = replace(found.report, failed_repairs=tuple(failed), disk_bytes=disk_bytes(files, directory))
     return found

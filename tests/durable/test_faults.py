@@ -159,3 +159,47 @@ async def test_closing_a_blocked_queue_fails_its_puts():
     assert all(isinstance(result, int | BatchQueueError) for result in results)
     async with opened(files.snapshot()) as again:
         assert len(written) <= len(await drain(again))
+
+
+async def test_closing_ends_when_no_hint_can_be_written():
+    files = RecordingFiles()
+    async with asyncio.timeout(10):
+        async with opened(files) as queue:
+            await queue.put_many([b"a", b"b"])
+            files.fault = lambda call, path: io_error(errno.ENOSPC) if path.suffix == ".ack" else None
+            lease = await queue.lease()
+            await lease.ack([1])
+            await asyncio.sleep(0.03)
+    files.fault = None
+    async with opened(files.snapshot()) as queue:
+        assert list((await drain(queue)).values()) == [b"a", b"b"]
+
+
+async def test_a_hint_that_failed_is_written_later():
+    files = RecordingFiles()
+    async with opened(files) as queue:
+        await queue.put_many([b"a", b"b"])
+        files.fault = lambda call, path: io_error() if path.suffix == ".ack" else None
+        lease = await queue.lease()
+        await lease.ack([1])
+        await asyncio.sleep(0.03)
+        files.fault = None
+        await queue.put(b"c")
+    async with opened(files.snapshot()) as queue:
+        assert list((await drain(queue)).values()) == [b"b", b"c"]
+
+
+async def test_a_segment_that_cannot_be_deleted_is_tried_again():
+    files = RecordingFiles()
+    async with opened(files, segment_bytes=300) as queue:
+        files.fault = lambda call, path: io_error() if call == "unlink" else None
+        for number in range(6):
+            await queue.put(b"%d" % number + bytes(200))
+            await (await queue.lease()).ack()
+        await asyncio.sleep(0.03)
+        assert sum(path.suffix == ".bqs" for path in files.entries) > 3
+        files.fault = None
+        await queue.put(b"x")
+        await asyncio.sleep(0.03)
+        assert sum(path.suffix == ".bqs" for path in files.entries) <= 3
+        assert queue.stats().disk_bytes == files.used()

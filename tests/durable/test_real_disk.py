@@ -26,7 +26,7 @@ def mounted(path, *options: str):
     try:
         yield path
     finally:
-        subprocess.run(["umount", str(path)], check=True)
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 @pytest.fixture(autouse=True)
