@@ -67,6 +67,10 @@ $(BENCH_STAMP): $(STAMP)
 bench: $(BENCH_STAMP) ## the speed table beside other queues; BENCH="--help" tells of its options
 	$(BIN)/python -m tests.benchmarks $(BENCH)
 
+.PHONY: bench-bridge
+bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BENCH="--help" tells of its options
+	$(BIN)/python -m tests.benchmarks.bridge $(BENCH)
+
 .PHONY: bench-profile
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
 	$(BIN)/python -m tests.benchmarks --profile $(or $(ROW),nowait)

@@ -9,10 +9,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import batchqueue_async as bq
-
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import batchqueue_async as bq
 
 PATIENCE = 30.0
 """Seconds after which a test gives up; nothing here is expected to take even one."""
@@ -118,5 +118,6 @@ def assert_adds_up(stats: bq.QueueStats) -> None:
 
 def run_script(code: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Run a program of its own."""
-    command = [sys.executable, "-W", "error", "-c", code]
+    # From Python 3.12 on a fork beside threads is warned of: the very thing that the tests are about.
+    command = [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)

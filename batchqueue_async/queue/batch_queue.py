@@ -274,6 +274,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         with self._bridge_lock:
             if self._bridge is None:
                 self._bridge = BatchQueue.make_bridge(self)
+        self._bridge.meet()
         return self._bridge
 
     # -- handlers ------------------------------------------------------------------------------------------------

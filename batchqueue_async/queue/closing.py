@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async import log
@@ -39,12 +40,15 @@ class Closing(Generic[T]):
         self.placement = placement
         self.tally = tally
         self.loop = loop
+        # Kept here because uvloop's handle for a time that has come does not tell it.
+        self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._expired: asyncio.Future[None] = loop.create_future()
 
     def hasten(self, deadline: float) -> None:
         """Cut off what still runs at `deadline`, unless an earlier deadline is set already."""
-        if self._timer is None or deadline < self._timer.when():
+        if deadline < self._deadline:
+            self._deadline = deadline
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self.loop.call_at(deadline, self._expire)

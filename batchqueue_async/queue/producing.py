@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _ThreadMark(Protocol):
+class ThreadMark(Protocol):
     """The part of a lock that tells whether the calling thread holds it; `threading.Condition` relies on it, too."""
 
     def _is_owned(self) -> bool: ...
@@ -63,7 +63,7 @@ class Producing(Generic[T]):
         self.config = config
         self._loop = loop or _running_loop(name)
         self._lock = threading.RLock()
-        self._here = cast("_ThreadMark", self._lock)
+        self._here = cast("ThreadMark", self._lock)
         self._closed = False
         self._door: Door | None = None
         self._blocking = config.strategy is BufferStrategy.BLOCKING

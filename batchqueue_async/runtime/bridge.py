@@ -107,8 +107,11 @@ class SyncBridge:
         shared = config is not None and config.scheduler is not None
         if shared or (existing is not None and not existing.ended):
             return self._manager.get_or_create(name, config).bridge()
-        queue = self.call(as_coroutine, self._manager.get_or_create, name, config, timeout=timeout)
-        return cast("SyncQueue[T]", queue.bridge())
+        made = self.call(as_coroutine, self._make, name, config, timeout=timeout)
+        return cast("SyncQueue[T]", made)
+
+    def _make(self, name: str, config: QueueConfig[Any] | None) -> SyncQueue[Any]:
+        return self._manager.get_or_create(name, config).bridge()
 
     def queue(self, name: str) -> SyncQueue[Any]:
         """The queue of that name.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.batch_queue import BatchQueue
     from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.placement import Place
+    from batchqueue_async.queue.producing import ThreadMark
 
 T = TypeVar("T")
 Route = tuple[int, int]
@@ -83,6 +84,10 @@ class Door(Generic[T]):
                 f"queue {self.queue.name!r} was made before this process was forked, and its loop's thread did not "
                 "come along; make a new bridge in the child"
             )
+
+    def is_held_here(self) -> bool:
+        """Whether this thread has the lock: then it has interrupted itself."""
+        return cast("ThreadMark", self.lock)._is_owned()
 
     def put(self, item: T) -> bool:
         """Put one item in if it has a place at once."""
@@ -155,10 +160,10 @@ class Door(Generic[T]):
         """Put items into the places that the ticket was granted; how many."""
         with self.lock:
             gate = ticket.gate
-            if gate is None or self.closed:
+            if gate is None:
                 return 0
-            if ticket.epoch != self._epoch:
-                gate.leave(ticket)
+            if self.closed or ticket.epoch != self._epoch:
+                gate.leave(ticket)  # whoever looks at its ticket next finds that it has to enlist again, if it can
                 return 0
             count = min(ticket.permits, len(items))
             if count:

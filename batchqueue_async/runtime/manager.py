@@ -20,6 +20,7 @@ from batchqueue_async.runtime.scheduler import Scheduler, stop_all
 
 if TYPE_CHECKING:
     import concurrent.futures
+    from collections.abc import Callable
     from types import TracebackType
 
     from batchqueue_async.config import SharedScheduler
@@ -210,28 +211,16 @@ class BatchQueueManager:
         """Nothing is left to do at the exit of the program."""
         _open_managers.discard(self)
 
-    def drain_at_exit(self) -> None:
-        """Shut down the queues on other threads' loops, each within its `drain_timeout`."""
+    def drain_at_exit(self) -> list[Callable[[], None]]:
+        """Begin to shut down the queues on other threads' loops; each of the results waits for one, and tells of it."""
         begun = time.monotonic()
-        ending: list[tuple[BatchQueue[Any], concurrent.futures.Future[ShutdownReport], int]] = []
+        ending: list[Callable[[], None]] = []
         for queue in self.queues():
             if queue.loop.is_running() and not queue.ended:
                 with contextlib.suppress(RuntimeError):  # the loop ended between the two lines
-                    ending.append((queue, start(queue.loop, queue.shutdown), queue.tally.handled))
-        for queue, future, before in ending:
-            left = begun + queue.config.drain_timeout + CANCEL_GRACE + LOOP_GRACE - time.monotonic()
-            try:
-                report = answer(future, queue.loop, max(0.0, left))
-            except (AskedTooLongError, QueueClosedError):
-                report = queue.abandon()
-            tell = log.warning if report.handled > before or report.undelivered else log.debug
-            tell(
-                "queue_drained_at_exit",
-                queue=queue.name,
-                handled=report.handled - before,
-                undelivered=len(report.undelivered),
-                way_out="close the bridge, or await shutdown_all, before the program ends",
-            )
+                    before = queue.tally.handled
+                    ending.append(partial(_await_exit, queue, start(queue.loop, queue.shutdown), before, begun))
+        return ending
 
     def _forbid_shutdown_here(self, queues: list[BatchQueue[Any]], schedulers: list[Scheduler]) -> None:
         for scheduler in schedulers:
@@ -279,9 +268,27 @@ _open_managers: set[BatchQueueManager] = set()
 @atexit.register
 def _drain_all_at_exit() -> None:
     """Loops in daemon threads still run here, and no thread has to be started: this is the last moment that works."""
-    for manager in list(_open_managers):
-        manager.drain_at_exit()
+    for wait in [wait for manager in list(_open_managers) for wait in manager.drain_at_exit()]:
+        wait()
     stop_all(LOOP_GRACE)
+
+
+def _await_exit(
+    queue: BatchQueue[Any], future: concurrent.futures.Future[ShutdownReport], before: int, begun: float
+) -> None:
+    left = begun + queue.config.drain_timeout + CANCEL_GRACE + LOOP_GRACE - time.monotonic()
+    try:
+        report = answer(future, queue.loop, max(0.0, left))
+    except (AskedTooLongError, QueueClosedError):
+        report = queue.abandon()
+    tell = log.warning if report.handled > before or report.undelivered else log.debug
+    tell(
+        "queue_drained_at_exit",
+        queue=queue.name,
+        handled=report.handled - before,
+        undelivered=len(report.undelivered),
+        way_out="close the bridge, or await shutdown_all, before the program ends",
+    )
 
 
 _default: BatchQueueManager | None = None

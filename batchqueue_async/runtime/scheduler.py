@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import os
 import threading
+import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,13 +71,14 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, args=(started,), name=f"batchqueue-{name}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:
-            # From Python 3.12 on, no thread starts once the interpreter shuts down (cpython #113964).
+            started.result(START_TIMEOUT)
+        except (RuntimeError, TimeoutError) as error:
+            # No thread starts once the interpreter shuts down from Python 3.12 on (cpython #113964), and before that
+            # some modules can't be imported any more.
             raise QueueClosedError(
                 f"scheduler {name!r}: its thread can't be started ({error}); at the exit of a program it is too late: "
                 "make the bridge or queue, and call it once, before"
             ) from None
-        started.result(START_TIMEOUT)
         _running.add(self)
 
     def _run(self, started: concurrent.futures.Future[None]) -> None:
@@ -86,7 +88,12 @@ class Scheduler:
             started.set_result(None)
             await self._stop.wait()
 
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        try:
+            loop = new_event_loop()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the loop gets it, whatever it is
+            started.set_exception(error)
+            return
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(main())
 
     @property
@@ -129,14 +136,18 @@ class Scheduler:
         """Run a coroutine function on the scheduler's loop and await its result on this one."""
         return await asyncio.wrap_future(self.submit(function, *arguments))
 
+    def ask_to_stop(self) -> None:
+        """Have the loop end as soon as it can."""
+        # It may have closed already: then the thread is about to end by itself.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._stop.set)
+
     def stop(self, timeout: float = START_TIMEOUT) -> bool:
         """End the loop and its thread; False if the thread did not end within `timeout` seconds."""
         if self.is_current:
             raise WrongLoopError(f"scheduler {self.name!r}: stop was called on its own thread, which it would wait for")
         if self.running:
-            # The loop may close between the two lines: then the thread is about to end by itself.
-            with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self._stop.set)
+            self.ask_to_stop()
             self._thread.join(timeout)
         if self.running:
             log.error("scheduler_stuck", scheduler=self.name, timeout=timeout)
@@ -151,7 +162,10 @@ _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
 
 def stop_all(timeout: float) -> None:
-    """End the threads of this process's schedulers, within so many seconds each: the last thing at its exit."""
-    for scheduler in list(_running):
-        if scheduler.mine and not scheduler.is_current:
-            scheduler.stop(timeout)
+    """End the threads of this process's schedulers, within so many seconds: the last thing at its exit."""
+    ending = [scheduler for scheduler in list(_running) if scheduler.mine and not scheduler.is_current]
+    deadline = time.monotonic() + timeout
+    for scheduler in ending:
+        scheduler.ask_to_stop()
+    for scheduler in ending:
+        scheduler.stop(max(0.0, deadline - time.monotonic()))

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MEETING = 1.0
+"""Seconds that a new bridge waits for its queue's loop: only a loop that is blocked takes longer than a moment."""
+
 
 class SyncProducing(Generic[T]):
     """The producers' side of a `SyncQueue`."""
@@ -43,6 +46,11 @@ class SyncProducing(Generic[T]):
             except RuntimeError:
                 raise QueueClosedError(f"queue {self.name!r}: its event loop has ended; make a new queue") from None
         watchdog.watch(self._door)
+
+    def meet(self) -> None:
+        """Give the queue's loop a moment to lend the first places, so that the first call finds them."""
+        if not self._door.attached.is_set() and not self._queue.on_own_thread():
+            self._door.attached.wait(MEETING)
 
     @property
     def name(self) -> str:
@@ -165,6 +173,10 @@ class SyncProducing(Generic[T]):
         if self._queue.on_own_thread():
             raise self._deadlock("it came from the thread of the queue's own loop, which it would stop")
         door = self._door
+        if door.is_held_here():
+            # A signal handler or a finalizer, in the midst of a call of this very thread: to wait would be for ever,
+            # and to raise would tear that call apart.
+            return 0
         doze = Doze()
         ticket = Ticket(doze.wake)
         worker = self._queue.round_here()
