@@ -31,10 +31,11 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "workers": st.builds(bq.WorkerPolicy.fixed, st.integers(1, 4)),
         "partitions": st.one_of(
             st.just(bq.PartitionPolicy.adaptive()),
+            st.just(bq.PartitionPolicy.adaptive()),
             st.builds(bq.PartitionPolicy.fixed, st.integers(1, 5)),
             st.builds(bq.PartitionPolicy.worker_multiply, st.integers(1, 2)),
         ),
-        "selector": st.sampled_from(["type_hash", "by_key", "round_robin", "custom"]),
+        "selector": st.sampled_from(["type_hash", "by_key", "type_hash", "by_key", "round_robin", "custom"]),
         "buffer_size": st.sampled_from([1, 1, 2, 2, 3, 5, 8]),
         "strategy": st.sampled_from([bq.BufferStrategy.BLOCKING, bq.BufferStrategy.BLOCKING, *bq.BufferStrategy]),
         "block_timeout": st.sampled_from([None, 0.2]),
@@ -181,6 +182,30 @@ class QueueMachine(RuleBasedStateMachine):
 
         self.run(turns, add)
 
+    @precondition(lambda self: self.world.parts._grows and not self.world.queue.closed)
+    @rule(kind=st.sampled_from(CLASSES), mode=MODES, what=SOME, turns=TURNS)
+    def grow(self, kind: type, mode: str, what: list[tuple[int, int]], turns: int | None) -> None:
+        """Growth in the middle of things: with items waiting, in a call, and coming in right after it."""
+
+        def act() -> None:
+            for item in [self.world.make(PRODUCERS + 1, number, key) for number, key in what]:
+                self.world.produce_nowait(item)
+            for number in [number for number in range(PRODUCERS) if number not in self.busy][:2]:
+                item = self.world.make(number, *what[0])
+                self.busy[number] = self.start("produce", self.world.produce, item)
+
+        async def grow() -> None:
+            for handler in self.world.every_handler:
+                handler.mode = "slow"
+            act()
+            await settle()
+            self.world.add_handler(kind, 2.5)
+            self.world.every_handler[-1].mode = mode
+            act()
+
+        self.loop.run_until_complete(grow())
+        self.run(turns)
+
     @precondition(lambda self: not self.world.single)
     @rule(kind=st.sampled_from(CLASSES), turns=TURNS)
     def remove_handler(self, kind: type, turns: int | None) -> None:
@@ -220,9 +245,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.flushes.append(self.start("flush", self.world.flush, timeout))
         self.run(turns)
 
-    @rule(timeout=st.sampled_from([0.0, 0.1, 2.0, None]), now=st.sampled_from([False, False, False, True]), turns=TURNS)
+    @rule(timeout=st.sampled_from([0.0, 0.1, 2.0, None]), now=st.sampled_from([False, False, True]), turns=TURNS)
     def shutdown(self, timeout: float | None, now: bool, turns: int | None) -> None:
-        if not now:
+        if not now and not self.busy:
             return  # most programs should have time to get into trouble first
         self.ends.append(self.start("shutdown", self.world.shutdown, timeout))
         self.run(turns)
@@ -254,7 +279,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_queue_keeps_its_guarantees_whatever_is_done_to_it() -> None:
-    examples = max(150, settings.default.max_examples)
+    examples = max(400, settings.default.max_examples)
     run_state_machine_as_test(
         QueueMachine,
         settings=settings(
