@@ -11,7 +11,7 @@ can't leave items inside that no wake-up is under way for.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from batchqueue_async import forks, log
 from batchqueue_async.config import BufferStrategy
