@@ -223,19 +223,26 @@ class Partition(Generic[T]):
             self.seal()
 
     def seal(self) -> None:
-        """Give every item inside its number."""
-        if self._sealed is None:
-            self._sealed = deque()
+        """Give every item inside its number. The countdown of places goes on: as many are taken as before."""
+        runs = self._open_runs()
+        if runs:
+            if self._sealed is None:
+                self._sealed = deque()
+            for run in runs:
+                self._sealed.append(run)
+                self._sealed_count += len(run[1])
+
+    def _open_runs(self) -> list[tuple[type | None, list[T]]]:
+        """Take out what is not sealed."""
+        runs: list[tuple[type | None, list[T]]] = []
         if self.tail:
-            self._sealed.append((None, self.tail))
-            self._sealed_count += len(self.tail)
+            runs.append((None, self.tail))
             self.tail = []
         for lane in self.lanes or ():
             if lane.tail:
-                self._sealed.append((lane.kind, lane.tail))
-                self._sealed_count += len(lane.tail)
+                runs.append((lane.kind, lane.tail))
                 lane.tail = []
-        self.arm()
+        return runs
 
     def lane(self, kind: type) -> Lane[T]:
         """Keep the items of a type by themselves from now on."""
@@ -472,8 +479,12 @@ class Partition(Generic[T]):
 
     def take_runs(self, most: int) -> list[tuple[type | None, list[T]]]:
         """The same, as runs of items: of one type where the run names it, of any type else."""
-        if not (self._sealed_count or self.waiters or self.permits or self.gate) and self.qsize() <= most:
-            runs = self._take_all()
+        count = self.qsize()
+        if count <= most and not (self.waiters or self.permits or self.gate):
+            runs = self._open_runs()
+            if self._sealed:
+                runs = [*self._all_sealed(), *runs]
+            self.removed += count
             self.listed = False
             self._set_spare(NOTHING_TO_SPARE)
             return runs
@@ -487,17 +498,12 @@ class Partition(Generic[T]):
             self.gate.refill()
         return runs
 
-    def _take_all(self) -> list[tuple[type | None, list[T]]]:
-        runs: list[tuple[type | None, list[T]]] = []
-        if self.tail:
-            runs.append((None, self.tail))
-            self.removed += len(self.tail)
-            self.tail = []
-        for lane in self.lanes or ():
-            if lane.tail:
-                runs.append((lane.kind, lane.tail))
-                self.removed += len(lane.tail)
-                lane.tail = []
+    def _all_sealed(self) -> list[tuple[type | None, list[T]]]:
+        runs = list(self._sealed or ())
+        if self._position:
+            runs[0] = (runs[0][0], runs[0][1][self._position :])
+        self._sealed = None
+        self._sealed_count = self._position = 0
         return runs
 
     def _remove(self, most: int) -> list[tuple[type | None, list[T]]]:
