@@ -42,6 +42,11 @@ types: $(STAMP) ## mypy and pyright, both strict
 unit: $(STAMP) ## all tests, with the coverage gate
 	$(BIN)/pytest --cov --cov-report=term
 
+SEEDS ?= 20000
+.PHONY: chaos
+chaos: $(STAMP) ## SEEDS=20000 programs by chance against the queue; SEED=123 replays one
+	$(BIN)/python tests/queue_programs.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
 .PHONY: test
 test: lint types unit ## linters, type checkers and all tests
 

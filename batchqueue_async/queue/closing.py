@@ -124,6 +124,7 @@ class Closing(Generic[T]):
         worker.abandoned = True
         worker.pending = 0
         worker.groups = []
+        worker.ready.clear()
 
     def _fail_round(self, worker: Worker[T], error: QueueClosedError) -> None:
         if worker.in_round:

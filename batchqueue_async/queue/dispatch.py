@@ -298,6 +298,8 @@ class Dispatcher(Generic[T]):
     async def _idle_call(self, worker: Worker[T], entry: Entry[T], on_idle: Callable[[], Awaitable[object]]) -> None:
         # One object may handle several types: none of its calls may run beside its on_idle.
         siblings = [other for other in self._all_entries() if other.handler is entry.handler]
+        if entry not in siblings:
+            return  # it was removed while the on_idle of another one ran
         if any(not other.turns.idle for other in siblings):
             return
         for other in siblings:

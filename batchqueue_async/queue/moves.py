@@ -61,7 +61,8 @@ class Transit(Generic[T]):
 
     def offer(self, item: T) -> bool:
         """Take an item in if the target has a free place and nobody waits for it."""
-        if self.target.closed or self.target.full():
+        target = self.target
+        if target.closed or target.waiters or target.permits or not target.make_room(1):
             return False
         self._hold((item,))
         return True

@@ -42,6 +42,10 @@ class Gate(Protocol):
         """Take places back that the door has not used; whether there were any."""
         ...
 
+    def unused(self) -> int:
+        """How many of the places lent to the door hold no item."""
+        ...
+
 
 class Waiter:
     """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing.
@@ -213,9 +217,9 @@ class Partition(Generic[T]):
         return count
 
     def items(self) -> list[T]:
-        """The items that wait inside, oldest first."""
-        self.seal()
-        return [item for _, run in self._sealed or () for item in run][self._position :]
+        """The items that wait inside: those with a number first, oldest first."""
+        numbered = [item for _, run in self._sealed or () for item in run][self._position :]
+        return [*numbered, *self.tail, *(item for lane in self.lanes or () for item in lane.tail)]
 
     def order(self) -> None:
         """Let what comes in later come after what is inside, whatever its type."""
@@ -261,7 +265,8 @@ class Partition(Generic[T]):
 
     def full(self) -> bool:
         """Whether a further item would be refused or have to wait."""
-        return bool(self.waiters) or bool(self.permits) or self.room() <= 0
+        unused = 0 if self.gate is None else self.gate.unused()
+        return bool(self.waiters) or bool(self.permits) or self.room() + unused <= 0
 
     def room(self) -> int:
         """How many places are neither taken nor promised."""
@@ -299,7 +304,7 @@ class Partition(Generic[T]):
         if self.closed or self.waiters or self.permits:
             return False
         if self.listed or self.attend is None or self.held >= self.capacity:
-            if not self._make_room(1):
+            if not self.make_room(1):
                 return False
             tail.append(item)
             self.touch()
@@ -316,13 +321,13 @@ class Partition(Generic[T]):
 
     def offer_many(self, items: Sequence[T], into: Lane[T] | None = None) -> bool:
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
-        if self.closed or self.waiters or self.permits or not self._make_room(len(items)):
+        if self.closed or self.waiters or self.permits or not self.make_room(len(items)):
             return False
         (self.tail if into is None else into.tail).extend(items)
         self.touch()
         return True
 
-    def _make_room(self, count: int) -> bool:
+    def make_room(self, count: int) -> bool:
         """Whether there are so many free places, once the door has given back what it does not use."""
         while self.room() < count:
             if self.gate is None or not self.gate.reclaim():
@@ -414,6 +419,8 @@ class Partition(Generic[T]):
         while waiters:
             room = self.room()
             if room <= 0:
+                if self.gate is not None and self.gate.reclaim():
+                    continue
                 break
             waiter = waiters[0]
             share = min(room, waiter.want)

@@ -63,10 +63,13 @@ class Placement(Generic[T]):
         if self.only is not None:
             return self.only
         if self.by_type is not None:
-            kind = type(item)
-            return self.by_type.get(kind) or self._first_of(kind)
+            return self.place_of_type(type(item))
         index = self.index_of(item)
         return self._moving(item, index) if self._fences else self.partitions[index]
+
+    def place_of_type(self, kind: type) -> Place[T]:
+        """Where the items of a type go, under `type_hash`; a type met for the first time gets its place."""
+        return (self.by_type or {}).get(kind) or self._first_of(kind)
 
     def place_in_line(self, item: T, line: Partition[T]) -> Place[T]:
         """The place of an item whose producer has got room by waiting in a line."""
@@ -95,7 +98,8 @@ class Placement(Generic[T]):
         Left in its old line it would wait for a partition that its item has nothing to do with any more, while later
         items of its type pass it.
         """
-        for partition in self.partitions:
+        crowded = [partition for partition in self.partitions if partition.waiters or partition.granted]
+        for partition in crowded:
             for waiter in partition.in_line():
                 if waiter.stays:
                     continue
@@ -148,9 +152,20 @@ class Placement(Generic[T]):
 
     def index_of(self, item: T) -> int:
         """The index that a selector gives for the item now."""
-        return self._ask(item, self._width)
+        return self.ask(item, self._width)
 
-    def _ask(self, item: T, width: int) -> int:
+    @property
+    def width(self) -> int:
+        """Below what a selector's index is for an item that comes in now: its last stop has that index."""
+        return self._next_width if self._fences else self._width
+
+    @property
+    def moving(self) -> bool:
+        """Whether some items have to take their way through a transit."""
+        return bool(self.transits) or bool(self._fences)
+
+    def ask(self, item: T, width: int) -> int:
+        """The selector's index for an item, checked; from any thread."""
         index = self.selector(item, width)
         if not 0 <= index < width:
             raise ConfigError(
@@ -178,10 +193,11 @@ class Placement(Generic[T]):
         self._fences = []
         if len(self.partitions) > self._width:
             self._move_all()
+        self.on_rerouted()
 
     def _moving(self, item: T, index: int) -> Place[T]:
         old = self.partitions[index]
-        new_index = self._ask(item, self._next_width)
+        new_index = self.ask(item, self._next_width)
         if new_index == index:
             return old
         pair = (index, new_index)

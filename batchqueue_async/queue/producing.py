@@ -18,7 +18,7 @@ from batchqueue_async.queue.moves import Transit
 from batchqueue_async.queue.partition import Lane, Partition
 from batchqueue_async.queue.selector import RoundRobin
 from batchqueue_async.queue.stats import Tally
-from batchqueue_async.queue.waits import Wait, circle
+from batchqueue_async.queue.waits import Wait, break_circle, circle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -195,6 +195,8 @@ class Producing(Generic[T]):
                 if done < len(items):
                     waiter.renew()
                     waiter.line.grant()
+                    if worker is not None:
+                        break_circle(worker)  # it waited for nobody while it had places; now it does again
             return done
         finally:
             if worker is not None and before is not None:
@@ -330,18 +332,19 @@ class Producing(Generic[T]):
 
     def _take_watched(self, items: Sequence[T], start: int, wait: Wait) -> int:
         """The same for items that a caller waits for, a run of one type at a time."""
+        # Where one item may evict the one before, each has to be watched before the next comes.
+        one_by_one = self._by_type is None or self.config.strategy is BufferStrategy.DROP_OLDEST
         index = start
         while index < len(items):
-            place = self._placement.place(items[index])
+            place, kind, first = self._placement.place(items[index]), type(items[index]), index
             place.line.order()
-            first = index
-            while index < len(items) and self._offer_counted_by_caller(place, items[index]):
+            while index < len(items) and type(items[index]) is kind:
+                if not self._offer_counted_by_caller(place, items[index]):
+                    place.watch(wait, index - first)
+                    return index
                 index += 1
-                if self._by_type is None or index == len(items) or type(items[index]) is not type(items[first]):
+                if one_by_one:
                     break
-            else:
-                place.watch(wait, index - first)
-                return index
             place.watch(wait, index - first)
         return index
 

@@ -698,3 +698,55 @@ async def test_a_shutdown_without_time_ends_in_every_task_order():
     await asyncio.gather(*busy)
     assert reports[0].elapsed <= 0.25
     await advance(20)
+
+
+async def test_a_failure_is_traced_to_its_items_among_partitions_with_one_type_and_with_several(manager):
+    fine = RecordingHandler[Any]()
+    failed_calls: list[list[int]] = []
+
+    async def choosy(batch: list[Right]) -> None:
+        if any(item.number == 9 for item in batch):
+            failed_calls.append([item.number for item in batch])
+            raise ValueError
+
+    config = bq.QueueConfig(
+        partitions=bq.PartitionPolicy.fixed(2), selector=lambda item, count: item.number % count, max_batch=3
+    )
+    queue = manager.create("q", config)
+    queue.add_handler(Left, fine)
+    queue.add_handler(Right, choosy)
+    # Partition 0 gets both types, partition 1 one.
+    items = [Left(2), Right(4), Left(6), Right(1), Right(3), Right(9)]
+    with pytest.raises(bq.DeliveryError) as failed:
+        await queue.deliver(items)
+    assert [[item.number for item in failure.items] for failure in failed.value.failures] == failed_calls
+    assert len(failed_calls) == 1
+
+
+async def test_a_handler_that_is_removed_while_another_idles_does_not_idle_beside_its_call(manager):
+    queue = _two_sides(manager)
+    gate = asyncio.Event()
+    idled: list[str] = []
+
+    class First(RecordingHandler[Any]):
+        async def on_idle(self) -> None:
+            await gate.wait()
+
+    class Second(RecordingHandler[Any]):
+        async def on_idle(self) -> None:
+            idled.append("beside" if self.active else "alone")
+
+    second = Second()
+    queue.add_handler(Left, First())
+    queue.add_handler(Right, second)
+    await settle()  # one worker is in the first handler's on_idle, on its way to the second's
+    idled.clear()
+    second.hold()
+    await queue.produce(Right(1))
+    await settle()
+    assert second.active == 1
+    queue.remove_handler(Right)
+    gate.set()
+    await settle()
+    second.release()
+    assert "beside" not in idled
