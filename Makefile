@@ -75,6 +75,16 @@ bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BEN
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
 	$(BIN)/python -m tests.benchmarks --profile $(or $(ROW),nowait)
 
+KILLS ?= 1000
+
+.PHONY: chaos-durable
+chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count what is lost
+	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
+
+.PHONY: bench-durable
+bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
+	$(BIN)/python tests/benchmarks/durable/bench.py
+
 .PHONY: clean
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build docs/reference/api bench-results

@@ -17,8 +17,9 @@ from batchqueue_async import forks, log
 from batchqueue_async.config import BufferStrategy
 from batchqueue_async.errors import ForkedError, QueueClosedError
 from batchqueue_async.queue.moves import Transit
-from batchqueue_async.queue.selector import RoundRobin, stable_type_hash
-from batchqueue_async.runtime.gate import Gate, Ticket
+from batchqueue_async.queue.selector import RoundRobin
+from batchqueue_async.runtime.gate import Gate
+from batchqueue_async.runtime.routing import Routing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.partition import Lane, Partition
     from batchqueue_async.queue.placement import Place
     from batchqueue_async.queue.producing import ThreadMark
+    from batchqueue_async.runtime.gate import Ticket
+    from batchqueue_async.runtime.routing import Route
 
 T = TypeVar("T")
-Route = tuple[int, int]
-"""The index of an item's partition, and of how many."""
 
 
-class Door(Generic[T]):
+class Door(Routing[T], Generic[T]):
     """The inbox of one queue for everybody who is not on its loop.
 
     Attributes:
@@ -50,13 +51,10 @@ class Door(Generic[T]):
     """
 
     def __init__(self, queue: BatchQueue[T]) -> None:
-        self.queue = queue
+        super().__init__(queue)
         self.loop = queue.loop
         self._renew_lock()
-        self.only: Gate[T] | None = None
-        self.by_type: dict[type, Gate[T]] | None = None
         self.waking = False
-        self.closed = False
         self.attached = threading.Event()
         self.thread_id = 0
         self.waits = queue.config.strategy is BufferStrategy.BLOCKING
@@ -65,14 +63,7 @@ class Door(Generic[T]):
         self.dropped_before = 0
         self.dropped_after = 0
         self._forked = False
-        self._gates: list[Gate[T]] = []
         self._epoch = 0
-        # Several partitions have one of three ways from an item to its gate: by its type, in turns, or by asking the
-        # queue's selector, which may be the user's code and so is asked before the lock is taken.
-        self._turn: int | None = None
-        self._width = 0
-        self._met: list[type] = []
-        """Types that came in and the placement has not been told of."""
         forks.watch(self)
 
     def _renew_lock(self) -> None:
@@ -227,47 +218,7 @@ class Door(Generic[T]):
             tally.dropped_at_door += self.dropped_after
             self.refused = self.dropped_before = self.dropped_after = 0
 
-    # -- from an item to its gate --------------------------------------------------------------------------------
-
-    def _route(self, item: T) -> Route | None:
-        """Outside the lock: what the user's selector says, if it is one that has to be asked."""
-        width = self._width
-        return (self.queue.placement.ask(item, width), width) if width else None
-
-    def _routes(self, items: Sequence[T]) -> Sequence[Route]:
-        width = self._width
-        ask = self.queue.placement.ask
-        return [(ask(item, width), width) for item in items] if width else ()
-
-    def _gate(self, item: T, route: Route | None) -> Gate[T] | None:
-        """Under the lock: the item's gate; None while there is none, or if the route is out of date."""
-        if self.closed or not self._gates:
-            return None
-        if self.by_type is not None:
-            kind = type(item)
-            return self.by_type.get(kind) or self._meet(kind)
-        if self._turn is not None:
-            self._turn += 1
-            return self._gates[(self._turn - 1) % len(self._gates)]
-        if self._width:
-            return self._gates[route[0]] if route is not None and route[1] == self._width else None
-        return self.only
-
-    def _gate_again(self, item: T) -> Gate[T] | None:
-        """Under the lock: the gate if there is one, after the queue has grown between asking and taking the lock."""
-        return self._gate(item, self._route(item)) if self._width and not self.closed else None
-
-    def _meet(self, kind: Any) -> Gate[T]:
-        """A type turns up for the first time since the routes were made."""
-        places = self.queue.placement.by_type or {}
-        place = places.get(kind)
-        if place is None:
-            self._met.append(kind)
-        index = stable_type_hash(kind) % len(self._gates) if place is None else place.line.index
-        gate = self._gates[index]
-        if self.by_type is not None:
-            self.by_type[kind] = gate
-        return gate
+    # -- waking the loop -----------------------------------------------------------------------------------------
 
     def wake_loop(self) -> None:
         """Under the lock: have the loop collect; the caller may put something in afterwards."""
