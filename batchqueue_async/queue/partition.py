@@ -431,9 +431,8 @@ class Partition(Generic[T]):
                 self.granted = {}
             self.granted[waiter] = None
             waiter.notify()
-            if waiter.want:
-                break
-            waiters.popleft()
+            if not waiter.want:  # who stands for several may want some more by now
+                waiters.popleft()
         self.arm()
 
     def redeem(self, waiter: Waiter, items: Iterable[T], into: Lane[T] | None = None) -> None:

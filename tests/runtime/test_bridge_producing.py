@@ -12,6 +12,7 @@ from bridge_tools import PATIENCE, Caller, Held, assert_adds_up, fill, in_line, 
 from queue_tools import kinds_by_home
 
 import batchqueue_async as bq
+from batchqueue_async.queue.partition import Partition, Waiter
 from batchqueue_async.runtime.asking import GLANCE
 
 STRATEGIES = bq.BufferStrategy
@@ -658,3 +659,19 @@ def test_threads_that_wait_are_lent_all_the_room_unless_the_loop_needs_some(brid
     queue.flush(timeout=PATIENCE)
     with queue._door.lock:
         assert [gate.credits for gate in queue._door._gates] == [10]
+
+
+async def test_those_who_come_into_line_as_it_is_served_are_served_with_the_room_that_is_left():
+    class StandsForSeveral(Waiter):
+        def notify(self):
+            if not self.item:
+                self.item = "another has come meanwhile"
+                self.want += 1
+
+    partition = Partition(0, 3)
+    assert partition.offer_many([1, 2, 3])
+    waiter = StandsForSeveral(1)
+    partition.join(waiter)
+    partition.take(3)
+    assert (waiter.permits, waiter.want) == (2, 0)
+    assert not partition.waiters
