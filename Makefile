@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
@@ -42,6 +43,18 @@ unit: $(STAMP) ## all tests, with the coverage gate
 
 .PHONY: test
 test: lint types unit ## linters, type checkers and all tests
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --group bench
+	@touch $@
+
+.PHONY: bench
+bench: $(BENCH_STAMP) ## the speed table beside other queues; BENCH="--help" tells of its options
+	$(BIN)/python -m tests.benchmarks $(BENCH)
+
+.PHONY: bench-profile
+bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
+	$(BIN)/python -m tests.benchmarks --profile $(or $(ROW),nowait)
 
 .PHONY: clean
 clean: ## remove the environment and everything generated

@@ -33,6 +33,7 @@ from batchqueue_async.errors import (
     ForkedError,
     ItemDroppedError,
     LockedError,
+    PartlyAcceptedError,
     PermanentError,
     QueueClosedError,
     QueueExistsError,
@@ -49,8 +50,11 @@ from batchqueue_async.queue.balancer import throughput_weighted
 from batchqueue_async.queue.batch_queue import BatchQueue
 from batchqueue_async.queue.selector import Selector, by_key, round_robin, type_hash
 from batchqueue_async.queue.stats import Distribution, PartitionStats, QueueStats, ShutdownReport, WorkerStats
+from batchqueue_async.runtime.bridge import SyncBridge
 from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
+from batchqueue_async.runtime.runner import run
 from batchqueue_async.runtime.scheduler import Scheduler
+from batchqueue_async.runtime.sync_queue import SyncQueue
 
 __version__ = "0.1.0"
 
@@ -77,6 +81,7 @@ __all__ = [
     "LockedError",
     "PartitionPolicy",
     "PartitionStats",
+    "PartlyAcceptedError",
     "PermanentError",
     "QueueClosedError",
     "QueueConfig",
@@ -89,6 +94,8 @@ __all__ = [
     "SharedScheduler",
     "ShutdownReport",
     "SinkError",
+    "SyncBridge",
+    "SyncQueue",
     "TooLargeError",
     "UnhandledTypeError",
     "WorkerPolicy",
@@ -99,6 +106,7 @@ __all__ = [
     "in_process",
     "in_thread",
     "round_robin",
+    "run",
     "throughput_weighted",
     "type_hash",
 ]

@@ -52,6 +52,16 @@ class ForkedError(BatchQueueError, RuntimeError):
     """A queue, scheduler or bridge made before a fork was used in the child, where its loop thread does not run."""
 
 
+class PartlyAcceptedError(BatchQueueError, TimeoutError):
+    """`produce_many` of a bridge ran out of time; `accepted` says how many of the items, the first ones, came in."""
+
+    accepted: int
+
+    def __init__(self, message: str, *, accepted: int = 0) -> None:
+        super().__init__(message)
+        self.accepted = accepted
+
+
 class UnhandledTypeError(BatchQueueError, TypeError):
     """No handler, base-class handler or fallback takes an item of this type; given as a reason in `DeliveryError`."""
 

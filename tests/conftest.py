@@ -8,14 +8,15 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
+from structlog.testing import capture_logs
 
 from batchqueue_async.testing import VirtualTimeLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import pytest
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
 if sys.platform != "win32":
     import uvloop
@@ -47,3 +48,11 @@ def pytest_asyncio_loop_factories(
         count = config.getoption("seeds") or seeds.args[0]
         return {f"seed-{seed}": partial(VirtualTimeLoop, seed=seed, time_limit=TIME_LIMIT) for seed in range(count)}
     return {"virtual": partial(VirtualTimeLoop, time_limit=TIME_LIMIT)}
+
+
+@pytest.fixture
+def logs() -> Iterator[list[MutableMapping[str, object]]]:
+    """The library's log events; structlog counts as configured meanwhile."""
+    with capture_logs() as events:
+        yield events
+    structlog.reset_defaults()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from batchqueue_async import log
 from batchqueue_async.config import Handler, QueueConfig, is_handler
@@ -18,17 +19,39 @@ from batchqueue_async.queue.partition import Partition
 from batchqueue_async.queue.placement import Placement
 from batchqueue_async.queue.rebalance import Rebalancer
 from batchqueue_async.queue.selector import TypeHash
-from batchqueue_async.queue.stats import Histogram, PartitionStats, QueueStats, ShutdownReport, WorkerStats
+from batchqueue_async.queue.stats import Histogram, PartitionStats, QueueStats, ShutdownReport, Sizes, WorkerStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchqueue_async.queue.selector import Selector
+    from batchqueue_async.queue.stats import Tally
     from batchqueue_async.queue.waits import Turns
+    from batchqueue_async.runtime.sync_queue import SyncQueue
 
 T = TypeVar("T")
 _TYPE = type  # add_handler's parameter hides the builtin
 HandlerT = TypeVar("HandlerT", bound="Callable[..., Any]")
+
+
+class Door(Protocol):
+    """What the queue knows of the door by which other threads come in."""
+
+    def collect(self) -> None:
+        """Move what came in into the partitions."""
+        ...
+
+    def meet_partitions(self) -> None:
+        """Get to know new partitions and routes."""
+        ...
+
+    def close(self) -> None:
+        """Take nothing in any more."""
+        ...
+
+    def give_back(self) -> list[Any]:
+        """What came in and the queue's loop has not seen."""
+        ...
 
 
 class BatchQueue(Delivering[T], Generic[T]):
@@ -54,6 +77,9 @@ class BatchQueue(Delivering[T], Generic[T]):
         config: what the queue was made with.
     """
 
+    make_bridge: ClassVar[Callable[[BatchQueue[Any]], SyncQueue[Any]] | None] = None
+    """Set by the bridge, which stands behind this module in an item's way."""
+
     def __init__(
         self,
         name: str,
@@ -66,7 +92,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         config = self.config
         workers, partitions = self._resolve_counts()
         self._grows = config.partitions.kind == "adaptive" and config.consumer is None
-        self._sizes = Histogram()
+        self._sizes = Sizes()
         self._latency = Histogram()
         self._dispatcher: Dispatcher[T] = Dispatcher(
             name=name,
@@ -99,6 +125,8 @@ class BatchQueue(Delivering[T], Generic[T]):
         self._closer = Closing(name, self._workers, self._placement, self._tally, self._loop)
         self._report: ShutdownReport | None = None
         self._rebalancer: Rebalancer[T] | None = None
+        self._bridge: SyncQueue[T] | None = None
+        self._bridge_lock = threading.Lock()
         if loop is None:
             self._start()
         else:
@@ -129,9 +157,17 @@ class BatchQueue(Delivering[T], Generic[T]):
             "type_hash_cannot_spread", queue=self.name, reason=reason, way_out="selector=round_robin() or by_key(fn)"
         )
 
+    def _review_spread(self) -> None:
+        for worker in self._workers:
+            worker.review = None
+        types = self._by_type
+        if types is not None and len(types) < len(self._workers):
+            self._warn_spread(f"{len(types)} types for {len(self._workers)} workers leave some of these without work")
+
     def _start(self) -> None:
         self._mark_thread()
         for worker in self._workers:
+            worker.review = self._review_spread
             worker.task = self._loop.create_task(worker.run(), name=f"{self.name}-drain-{worker.index}")
             worker.task.add_done_callback(self._worker_ended)
         if self.config.balancer is not None and len(self._workers) > 1:
@@ -171,6 +207,56 @@ class BatchQueue(Delivering[T], Generic[T]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return f"<BatchQueue {self.name!r} {state}, {self.worker_count} workers, {self.partition_count} partitions>"
+
+    # -- for the door by which other threads come in -----------------------------------------------------------
+
+    @property
+    def placement(self) -> Placement[T]:
+        """The queue's partitions and routes."""
+        return self._placement
+
+    @property
+    def tally(self) -> Tally:
+        """The queue's running counts."""
+        return self._tally
+
+    def set_door(self, door: Door) -> None:
+        """Collect from a door from now on."""
+        self._door = door
+        self._placement.on_rerouted = door.meet_partitions
+
+    def force(self, item: T) -> None:
+        """Put an item in that was accepted already, at the cost of older ones."""
+        place = self._placement.place(item)
+        if not place.offer(item):
+            place.evict()
+            self._tally.dropped_after += 1
+            place.offer(item)
+
+    def on_own_thread(self) -> bool:
+        """Whether this is the thread of the queue's loop."""
+        return self._here._is_owned()
+
+    def round_here(self) -> Worker[Any] | None:
+        """The worker in whose handler call this code runs, if any."""
+        return self._round_here()
+
+    def handler_of(self, task: asyncio.Task[Any] | None) -> str | None:
+        """The handler that a task of this queue is calling, or None."""
+        for worker in self._workers:
+            if worker.task is task and worker.in_round and worker.place < len(worker.groups):
+                entry = worker.groups[worker.place][0]
+                return None if entry is None else str(entry.label)
+        return None
+
+    def bridge(self) -> SyncQueue[T]:
+        """The queue as threads and other event loops use it; may be called, and is shared, anywhere."""
+        if BatchQueue.make_bridge is None:
+            raise AssertionError("import batchqueue_async, not a part of it")
+        with self._bridge_lock:
+            if self._bridge is None:
+                self._bridge = BatchQueue.make_bridge(self)
+        return self._bridge
 
     # -- handlers ------------------------------------------------------------------------------------------------
 
@@ -233,7 +319,10 @@ class BatchQueue(Delivering[T], Generic[T]):
         new = [Partition[T](index, self.config.buffer_size) for index in range(have, wanted)]
         for partition in new:
             min(self._workers, key=lambda worker: len(worker.partitions)).adopt(partition)
+        if self._door is not None:
+            self._door.collect()
         self._placement.grow(new)
+        self._placement.on_rerouted()
         log.debug("queue_grown", queue=self.name, partitions=wanted)
 
     # -- numbers -------------------------------------------------------------------------------------------------
@@ -242,12 +331,13 @@ class BatchQueue(Delivering[T], Generic[T]):
         """A snapshot of the queue's counters; after shutdown it can be asked for anywhere."""
         if self._report is None:
             self._check_loop("stats")
+            self._collect_door()
         tally = self._tally
         partitions = self._placement.partitions
         moving = sum(len(transit.items) for transit in self._placement.transits)
-        accepted = sum(partition.accepted for partition in partitions) + moving
+        accepted = sum(partition.accepted for partition in partitions) + moving + tally.dropped_at_door
         undelivered = len(self._report.undelivered) if self._report is not None else 0
-        now = self._loop.time()
+        now = self._workers[0].clock()
         waiting = [partition.since for partition in partitions if partition.qsize()]
         return QueueStats(
             name=self.name,
@@ -322,7 +412,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         """Account for everything without the queue's loop, which has ended or does not answer."""
         if self._report is None:
             self._closed = True
-            self._report = self._closer.abandon()
+            self._report = self._closer.abandon([] if self._door is None else self._door.give_back())
         return self._report
 
     def close_gate(self) -> None:
@@ -332,6 +422,8 @@ class BatchQueue(Delivering[T], Generic[T]):
         self._closed = True
         if self._rebalancer is not None:
             self._rebalancer.stop()
+        if self._door is not None:
+            self._door.close()
         for partition in self._placement.partitions:
             partition.close()
 

@@ -76,12 +76,13 @@ class Closing(Generic[T]):
         log.info("queue_closed", queue=self.name, handled=report.handled, failed=report.failed, elapsed=report.elapsed)
         return report
 
-    def abandon(self) -> ShutdownReport:
+    def abandon(self, came_in: list[T]) -> ShutdownReport:
         """The report of a queue whose loop can't drain it any more: what has no outcome is undelivered."""
         left = [item for worker in self.workers for item in worker.unfinished()]
         for partition in self.placement.partitions:
             left += partition.take(partition.qsize())
         left += [item for transit in self.placement.transits for item in transit.items]
+        left += came_in
         log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(left))
         return self._report(left, 0.0)
 

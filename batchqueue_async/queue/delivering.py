@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from batchqueue_async.errors import DeadlockError, DeliveryError, ItemDroppedError, QueueClosedError
 from batchqueue_async.queue.closing import merged
 from batchqueue_async.queue.producing import Producing
-from batchqueue_async.queue.waits import Wait, circle
+from batchqueue_async.queue.waits import Wait, break_circle
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
+
+    from batchqueue_async.queue.drain import Worker
 
 T = TypeVar("T")
 
@@ -41,15 +44,16 @@ class Delivering(Producing[T]):
             6
         """
         self._check_loop("deliver")
+        self._collect_door()
         batch = items if isinstance(items, list | tuple) else list(items)
         wait = Wait()
         try:
-            with self._blocking_handler("deliver"):
-                accepted = await self._produce_rest(batch, wait)
-                if accepted < len(batch):
-                    wait.fail(batch[accepted:], self._why_refused())
-                wait.seal()
-                await wait.future
+            self._forbid_here("deliver")
+            accepted = await self._produce_rest(batch, wait)
+            if accepted < len(batch):
+                wait.fail(batch[accepted:], self._why_refused())
+            wait.seal()
+            await self._outcome(wait, "deliver")
         finally:
             self._forget(wait)
         if wait.failures:
@@ -70,6 +74,8 @@ class Delivering(Producing[T]):
             DeadlockError: from a handler of this queue, which would wait for itself.
         """
         self._check_loop("flush")
+        self._collect_door()
+        self._forbid_here("flush")
         wait = Wait()
         for partition in self._placement.partitions:
             wait.watch(partition, partition.finished, partition.accepted)
@@ -78,9 +84,9 @@ class Delivering(Producing[T]):
                 transit.watch(wait, len(transit.items))
         wait.seal()
         try:
-            with self._blocking_handler("flush"), self._hurry():
+            with self._hurry():
                 async with asyncio.timeout(timeout):
-                    await wait.future
+                    await self._outcome(wait, "flush")
         except TimeoutError:
             left = self._outstanding()
             raise TimeoutError(
@@ -118,26 +124,39 @@ class Delivering(Producing[T]):
             for worker in self._workers:
                 worker.hurry -= 1
 
-    @contextmanager
-    def _blocking_handler(self, call: str) -> Generator[None]:
-        """Note that the running handler, if this runs in one, waits for this queue; refuse if that has no end."""
+    def _forbid_here(self, call: str) -> None:
+        if self._round_here() in self._workers:
+            raise self._endless(call, "was called from a handler of the same queue")
+
+    def _endless(self, call: str, why: str) -> DeadlockError:
+        return DeadlockError(
+            f"queue {self.name!r}: {call} {why}; do not wait for {call} in a handler that it waits for; "
+            f"produce, and let the caller {call}"
+        )
+
+    async def _outcome(self, wait: Wait, call: str) -> None:
+        """Wait to the end; while a handler of another queue does, note for whom, and refuse if that has no end."""
         worker = self._round_here()
-        if worker is None:
-            yield
+        if worker is None or asyncio.current_task() is not worker.task:
+            await wait.future
             return
-        way_out = f"do not wait for {call} in a handler that it waits for; produce, and let the caller {call}"
-        if worker in self._workers:
-            raise DeadlockError(f"queue {self.name!r}: {call} was called from a handler of the same queue; {way_out}")
-        if asyncio.current_task() is not worker.task:
-            yield
-            return
-        worker.blocked_on = lambda: [[other] for other in self._workers]
+        before = worker.blocked_on, worker.break_wait
+        worker.blocked_on, worker.break_wait = partial(self._owners_of, wait), wait.break_wait
         try:
-            if circle(worker):
-                raise DeadlockError(f"queue {self.name!r}: {call} waits for a handler that waits for it; {way_out}")
-            yield
+            break_circle(worker)
+            await wait.future
         finally:
-            worker.blocked_on = None
+            worker.blocked_on, worker.break_wait = before
+        if wait.broken:
+            raise self._endless(call, "waits for a handler that waits for it")
+
+    def _owners_of(self, wait: Wait) -> list[list[Worker[T]]]:
+        """Those who have to go on before the wait is over."""
+        if wait.future.done():
+            return []
+        places = [each for each in self._placement.partitions if each.awaited_by(wait)]
+        places += [each.source for each in self._placement.transits if each.awaited_by(wait)]
+        return [[each.owner] for each in places if each.owner is not None]
 
     def _forget(self, wait: Wait) -> None:
         for partition in self._placement.partitions:

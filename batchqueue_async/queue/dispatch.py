@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from batchqueue_async import log
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from batchqueue_async.config import ErrorHandler, Handler
     from batchqueue_async.queue.drain import Worker
     from batchqueue_async.queue.partition import Partition
-    from batchqueue_async.queue.stats import Histogram, Tally
+    from batchqueue_async.queue.stats import Sizes, Tally
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class Dispatcher(Generic[T]):
         *,
         name: str,
         tally: Tally,
-        sizes: Histogram,
+        sizes: Sizes,
         max_batch: int,
         handler_timeout: float | None = None,
         on_error: ErrorHandler[T] | None = None,
@@ -87,6 +88,7 @@ class Dispatcher(Generic[T]):
         self.single: Entry[T] | None = None
         self.fallback: Entry[T] | None = None
         self.entries: dict[type, Entry[T]] = {}
+        self._leaving: dict[type, Turns] = {}
         self._resolved: dict[type, Entry[T] | None] = {}
         self._told: set[type] = set()
 
@@ -96,16 +98,19 @@ class Dispatcher(Generic[T]):
         """Register, or replace, the handler of a type."""
         entry = self.entries.get(kind)
         if entry is None:
-            self.entries[kind] = Entry(kind.__qualname__, handler, weight)
+            entry = self.entries[kind] = Entry(kind.__qualname__, handler, weight)
+            entry.turns = self._leaving.pop(kind, entry.turns)
         else:
             entry.replace(handler, weight)
         self._resolved.clear()
 
     def remove(self, kind: type) -> bool:
         """Forget the handler of a type; a running call goes on."""
-        found = self.entries.pop(kind, None) is not None
+        entry = self.entries.pop(kind, None)
         self._resolved.clear()
-        return found
+        if entry is not None and not entry.turns.idle:
+            self._leaving[kind] = entry.turns  # for the next handler of the type: it waits for this one's call
+        return entry is not None
 
     def resolve(self, kind: type) -> Entry[T] | None:
         """The handler of a type: its own, else that of the nearest base class, else the fallback."""
@@ -124,19 +129,33 @@ class Dispatcher(Generic[T]):
                 return [(self.single, chunks[0][1])]
             return [(self.single, [item for _, items in chunks for item in items])]
         lists: dict[Entry[T] | None, list[T]] = {}
-        appends = _Appends(self.resolve, lists)
+        mixed: list[list[T]] = []
+        alone = len(chunks) == 1
         for partition, items in chunks:
-            kind = _only_type(partition, items)
-            if kind is None:
-                for append, item in zip(map(appends.__getitem__, map(type, items)), items, strict=True):
-                    append(item)
-            elif (entry := self.resolve(kind)) in lists:
-                lists[entry].extend(items)
+            types = partition.types
+            kind = type(items[0])
+            if len(types) != 1 if types is not None else _differ(kind, items):
+                mixed.append(items)
+                continue
+            entry = self.resolve(kind)
+            if entry in lists:
+                lists[entry] += items
             else:
-                lists[entry] = items
-        if len(chunks) == 1 and len(lists) == 1:
-            return list(lists.items())
+                # Another chunk may add to the list: then it must not be the one that the chunk itself holds.
+                lists[entry] = items if alone else items.copy()
+        for items in mixed:
+            self._sort(items, lists)
         return [group for entry, items in lists.items() for group in self._bounded(entry, items)]
+
+    def _sort(self, items: list[T], lists: dict[Entry[T] | None, list[T]]) -> None:
+        by_type: dict[type, list[T]] = {}
+        for item in items:
+            try:
+                by_type[type(item)].append(item)
+            except KeyError:
+                mine = lists.setdefault(self.resolve(type(item)), [])
+                mine.append(item)
+                by_type[type(item)] = mine
 
     def _bounded(self, entry: Entry[T] | None, items: list[T]) -> list[Group[T]]:
         most = self.max_batch
@@ -150,14 +169,31 @@ class Dispatcher(Generic[T]):
         """Call the handlers of everything in the chunks, one after the other."""
         worker.groups = groups = self.group(chunks)
         worker.pending = sum([len(items) for _, items in groups])
+        tally = self.tally
+        sizes = self.sizes.exact
+        plain = self.handler_timeout is None and self.limiter is None
         for place, (entry, items) in enumerate(groups):
             worker.place = place
             if entry is None:
                 self._unhandled(worker, items)
                 continue
-            self.sizes.record(len(items))
+            count = len(items)
             try:
-                await self._call(worker, entry, items)
+                sizes[count] += 1
+            except KeyError:
+                self.sizes.first(count)
+            turns = entry.turns
+            holders = turns.holders
+            try:
+                # The handler gets a list of its own: what it does to it must not reach the record kept here.
+                if plain and not turns.line and len(holders) < turns.limit:
+                    holders.append(worker)
+                    try:
+                        await entry.consume(items.copy())
+                    finally:
+                        turns.leave(worker)
+                else:
+                    await self._call(worker, entry, items.copy())
             except asyncio.CancelledError as error:
                 if is_cancelled(worker):
                     raise
@@ -167,19 +203,15 @@ class Dispatcher(Generic[T]):
             else:
                 if worker.abandoned:
                     return
-                self.tally.handled += len(items)
-                worker.pending -= len(items)
+                tally.handled += count
+                worker.pending -= count
 
     async def _call(self, worker: Worker[T], entry: Entry[T], items: list[T]) -> None:
         turns = entry.turns
         if not turns.enter_nowait(worker):
             await turns.enter(worker)
         try:
-            # The handler gets a list of its own: what it does to it must not reach the record kept here.
-            if self.handler_timeout is None and self.limiter is None:
-                await entry.consume(items.copy())
-            else:
-                await self._guarded(worker, entry.consume, items.copy())
+            await self._guarded(worker, entry.consume, items)
         finally:
             turns.leave(worker)
 
@@ -282,28 +314,9 @@ class Dispatcher(Generic[T]):
         log.warning("on_idle_failed", queue=self.name, worker=worker.index, handler=entry.label, **describe(error))
 
 
-class _Appends(dict[type, "Callable[[T], None]"]):
-    """Maps a type to the `append` of its handler's list; made as types turn up, so that a hit costs no Python call."""
-
-    def __init__(self, resolve: Callable[[type], Entry[T] | None], lists: dict[Entry[T] | None, list[T]]) -> None:
-        super().__init__()
-        self._resolve = resolve
-        self._lists = lists
-
-    def __missing__(self, kind: type) -> Callable[[T], None]:
-        append = self._lists.setdefault(self._resolve(kind), []).append
-        self[kind] = append
-        return append
-
-
-def _only_type(partition: Partition[Any], items: Sequence[object]) -> type[object] | None:
-    """The type of all the items, or None if they differ."""
-    first = type(items[0])
-    if partition.types is not None:
-        return first if len(partition.types) == 1 else None
-    if type(items[-1]) is not first or len(set(map(type, items))) > 1:
-        return None
-    return first
+def _differ(first: type, items: Sequence[object]) -> bool:
+    """Whether the items are of several types."""
+    return type(items[-1]) is not first or countOf(map(type, items), first) != len(items)
 
 
 def is_cancelled(worker: Worker[Any]) -> bool:

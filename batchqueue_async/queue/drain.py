@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from batchqueue_async.queue.waits import circle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +43,19 @@ class Dispatch(Protocol[T]):
     def wants_idle(self) -> bool:
         """Whether any handler has an `on_idle`."""
         ...
+
+
+REVIEW_AFTER = 1_000
+"""Items that a worker takes before its queue looks once whether its selector spreads them."""
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The loop's clock, where it is fine enough to measure by.
+
+    uvloop's counts whole milliseconds and stands still within a turn of the loop; the system's monotonic clock is
+    the one that it is made from.
+    """
+    return time.monotonic if type(loop).__module__.startswith("uvloop") else loop.time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +91,15 @@ class Worker(Generic[T]):
         self.dispatch = dispatch
         self.latency = latency
         self.loop = loop
+        self.clock = clock_of(loop)
+        self.review: Callable[[], None] | None = None
+        """Called after `REVIEW_AFTER` items, until the queue takes it away."""
         self.partitions: list[Partition[T]] = []
         self.ready: deque[Partition[T]] = deque()
         self.chunks: list[tuple[Partition[T], list[T]]] = []
         self.round = 0
         self.in_round = False
+        self.in_idle = False
         self.hurry = 0
         """How many flushes (or a shutdown) want lingering batches to leave at once."""
         self.closing = False
@@ -114,14 +134,24 @@ class Worker(Generic[T]):
         partition.arm()
 
     def hand_over(self, partition: Partition[T], heir: Worker[T]) -> None:
-        """Give a partition to another worker: now, or when the items that are in flight from it are finished."""
-        if heir is self:
-            partition.heir = None
-        elif partition.in_flight:
-            partition.heir = heir
-        else:
-            self._release(partition)
-            heir.adopt(partition)
+        """Give a partition to another worker: now, or when the items that are in flight from it are finished.
+
+        A worker whose handler waits for this very partition would then wait for itself: it does not get it.
+        """
+        partition.heir = None if heir is self else heir
+        if not partition.in_flight:
+            self._give_to_heir(partition)
+
+    def _give_to_heir(self, partition: Partition[T]) -> None:
+        heir, partition.heir = partition.heir, None
+        if heir is None:
+            return
+        partition.owner = heir
+        if heir.blocked_on is not None and circle(heir):
+            partition.owner = self
+            return
+        self._release(partition)
+        heir.adopt(partition)
 
     def _release(self, partition: Partition[T]) -> None:
         self.partitions.remove(partition)
@@ -132,13 +162,20 @@ class Worker(Generic[T]):
         """A partition got its first item, or has as many more as a lingering batch was waiting for."""
         if partition.linger_step is None:
             self.ready.append(partition)
-            partition.linger_step = self._linger_step() if self.rules.linger else None
-            self.wake()
+            if self.rules.linger:
+                partition.linger_step = self._linger_step()
+            if self._sleeper is not None:
+                self.wake()
         elif self._batch_is_full():
             self.wake()
         else:
             self._set_linger_steps()
-        return self.loop.time()
+        return self.clock()
+
+    @property
+    def calling(self) -> bool:
+        """Whether the worker is in a handler's hands, so that nothing else of it goes on."""
+        return self.in_round or self.in_idle
 
     def needs(self) -> list[list[Worker[Any]]]:
         """Whom the running handler call waits for: it goes on when, of every group, one goes on."""
@@ -165,7 +202,7 @@ class Worker(Generic[T]):
                 await self._nap(None)
             else:
                 if self.dispatch.wants_idle():
-                    await self.dispatch.idle(self)
+                    await self._idle()
                     if self.ready or self.closing:
                         continue
                 delay = self.rules.backoff(idle_rounds)
@@ -173,8 +210,17 @@ class Worker(Generic[T]):
                 await self._nap(None if parked else delay)
                 idle_rounds += 1
 
+    async def _idle(self) -> None:
+        self.round += 1
+        current_round.set((self, self.round))
+        self.in_idle = True
+        try:
+            await self.dispatch.idle(self)
+        finally:
+            self.in_idle = False
+
     async def _round(self) -> None:
-        start = self.loop.time()
+        start = self.clock()
         self.round += 1
         current_round.set((self, self.round))
         chunks = self._take(start)
@@ -185,16 +231,23 @@ class Worker(Generic[T]):
         await self.dispatch.run(self, chunks)
         # A round that is cut off stays a round: a shutdown reads from it what is unfinished.
         self.in_round = False
-        self.busy += self.loop.time() - start
+        self.busy += self.clock() - start
+        if self.review is not None and self.taken >= REVIEW_AFTER:
+            self.review()
         self.chunks, self.groups = [], []
         for partition, _ in chunks:
-            self._finish(partition)
+            partition.in_flight = 0
+            if partition.watches or partition.leaving:
+                partition.settle()
+            if partition.heir is not None:
+                self._give_to_heir(partition)
 
     def _take(self, now: float) -> list[tuple[Partition[T], list[T]]]:
         ready = self.ready
         whole = self.rules.whole_rounds
         budget = self.rules.max_batch
         oldest = math.inf
+        taken = 0
         chunks: list[tuple[Partition[T], list[T]]] = []
         for _ in range(len(ready)):
             partition = ready.popleft()
@@ -207,29 +260,23 @@ class Worker(Generic[T]):
                 partition.note_rest(now)
             elif partition.marks:
                 partition.marks = None
-            if not items:
+            count = len(items)
+            if not count:
                 continue
             partition.flight_start = start
-            partition.in_flight = len(items)
-            self.taken += len(items)
-            oldest = min(oldest, since)
+            partition.in_flight = count
+            taken += count
+            if since < oldest:  # noqa: PLR1730 - min() costs ten times as much, for each partition of each round
+                oldest = since
             chunks.append((partition, items))
             if whole:
-                budget -= len(items)
+                budget -= count
                 if not budget:
                     break
         if chunks:
+            self.taken += taken
             self.latency.record(now - oldest)
         return chunks
-
-    def _finish(self, partition: Partition[T]) -> None:
-        partition.in_flight = 0
-        if partition.watches or partition.leaving:
-            partition.settle()
-        if partition.heir is not None:
-            heir = partition.heir
-            self._release(partition)
-            heir.adopt(partition)
 
     # -- lingering -----------------------------------------------------------------------------------------------
 
@@ -238,7 +285,7 @@ class Worker(Generic[T]):
         if not self.rules.linger or self.hurry or self.closing or self._batch_is_full():
             return 0.0
         oldest = min(partition.since for partition in self.ready)
-        left = oldest + self.rules.linger - self.loop.time()
+        left = oldest + self.rules.linger - self.clock()
         if left > 0:
             self._set_linger_steps()
         return left

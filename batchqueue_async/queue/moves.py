@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
-from batchqueue_async.queue.waits import Wait, Watch
+from batchqueue_async.queue.partition import NOTHING_TO_SPARE
+from batchqueue_async.queue.waits import Watch, break_circle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from batchqueue_async.queue.partition import Partition, Waiter
+    from batchqueue_async.queue.waits import Wait
 
 T = TypeVar("T")
 
@@ -26,7 +28,7 @@ class Transit(Generic[T]):
     __slots__ = ("_on_arrival", "fence", "items", "source", "target", "watches")
 
     # To a producer's fast path a transit looks like a full partition, so that it takes the slow path.
-    limit = 0
+    spare = NOTHING_TO_SPARE
     tail: ClassVar[list[Any]] = []
 
     def __init__(self, source: Partition[T], target: Partition[T], on_arrival: Callable[[Transit[T]], None]) -> None:
@@ -40,6 +42,9 @@ class Transit(Generic[T]):
         if source.leaving is None:
             source.leaving = []
         source.leaving.append(self)
+        if target.arriving is None:
+            target.arriving = []
+        target.arriving.append(self)
 
     @property
     def line(self) -> Partition[T]:
@@ -55,16 +60,20 @@ class Transit(Generic[T]):
 
     def redeem(self, waiter: Waiter, items: Iterable[T]) -> None:
         """Put items into the places that the target granted."""
-        count = self._hold(items)
-        waiter.permits -= count
-        self.target.permits -= count
+        self.target.use_permits(waiter, self._hold(items))
         self.target.arm()
+        if not self.target.qsize():
+            # Those behind in the line wait for the source now, which may wait for them.
+            for other in self.target.in_line():
+                if other.worker is not None:
+                    break_circle(other.worker)
 
     def evict(self) -> T:
         """Remove the oldest item that can make room in the target."""
-        if self.target.qsize():
+        if not self.items or self.target.qsize():
             return self.target.evict()
         self.target.held -= 1
+        self.target.removed += 1  # it has come and gone; with nothing inside, no other item's number changes
         item = self.items.pop(0)
         for watch in self.watches:
             if watch.start == 0 < watch.end:
@@ -82,6 +91,10 @@ class Transit(Generic[T]):
         wait.hold()
         self.watches.append(Watch(wait, end - count, end))
 
+    def awaited_by(self, wait: Wait) -> bool:
+        """Whether a caller waits for items that are on their way here."""
+        return any(watch.wait is wait for watch in self.watches)
+
     def try_to_arrive(self) -> bool:
         """Go on into the target if the source has finished its part."""
         source, target = self.source, self.target
@@ -90,6 +103,9 @@ class Transit(Generic[T]):
         if source.leaving is not None:
             source.leaving.remove(self)
             source.leaving = source.leaving or None
+        if target.arriving is not None:
+            target.arriving.remove(self)
+            target.arriving = target.arriving or None
         base = target.accepted
         target.held -= len(self.items)
         target.tail.extend(self.items)
@@ -108,5 +124,8 @@ class Transit(Generic[T]):
         self.items.extend(items)
         count = len(self.items) - before
         self.target.held += count
-        self.target.arm()
+        if self.target.linger_step is None:
+            self.target.arm()
+        else:
+            self.target.touch()  # what is kept for us may make it full: then it must not linger
         return count

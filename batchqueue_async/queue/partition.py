@@ -1,8 +1,10 @@
 """One bounded partition: a first-in-first-out buffer that producers append to and one worker takes from in bulk.
 
-The state machine never awaits. A producer's fast path reads only `tail` and `limit`: as long as `tail` is shorter
-than `limit`, appending to it is all there is to do. Everything unusual (a partition nobody watches yet, a full or
-closed one, waiting producers, a batch that lingers) sets `limit` so low that the producer takes the slow path.
+The state machine never awaits. A producer's fast path uses only `spare` and `tail`: `spare` counts the places down
+that may be filled without a further look, and appending to `tail` is all there is to do. Everything unusual (a
+partition nobody watches yet, a full or closed one, waiting producers, a batch that lingers) leaves nothing to spare,
+so that the producer takes the slow path. An `itertools.repeat` is the cheapest countdown there is: one step of it
+costs a third of comparing a length with a limit.
 
 A producer that must wait gets a permit for a place, not the place itself, and puts its item there when it runs
 again: a producer cancelled in between gives the permit back, and has left no trace.
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
 
@@ -25,21 +28,64 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NOTHING_TO_SPARE = repeat(None, 0)
+
+
+class Gate(Protocol):
+    """What a partition knows of the door by which other threads come in."""
+
+    def refill(self) -> None:
+        """Lend the door the places that are free now."""
+        ...
+
+    def reclaim(self) -> bool:
+        """Take places back that the door has not used; whether there were any."""
+        ...
+
 
 class Waiter:
-    """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing."""
+    """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing.
 
-    __slots__ = ("future", "permits", "want")
+    Attributes:
+        line: where it stands; growth may lead it to another partition, and its place in the order with it.
+        item: the first item that it waits with: its line is where that item belongs.
+        worker: the worker whose handler call waits here, if it is one.
+        broken: whether the wait could never end, and so must.
+        expired: whether its time is over.
+    """
 
-    def __init__(self, want: int) -> None:
+    __slots__ = ("broken", "expired", "future", "item", "line", "permits", "want", "worker")
+
+    line: Partition[Any]
+    stays = False
+    """Whether it stands for several producers of this very partition, whom growth leads elsewhere by itself."""
+
+    def __init__(self, want: int, item: Any = None) -> None:
         self.want = want
+        self.item = item
         self.permits = 0
+        self.broken = self.expired = False
+        self.worker: Worker[Any] | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def notify(self) -> None:
         """Let the producer run and look at what it got."""
         if not self.future.done():
             self.future.set_result(None)
+
+    def break_wait(self) -> None:
+        """End the wait: it is part of a circle of waits."""
+        self.broken = True
+        self.notify()
+
+    def expire(self) -> None:
+        """End the wait: its time is over."""
+        self.expired = True
+        self.notify()
+
+    def needs(self) -> list[list[Worker[Any]]]:
+        """Whom the producer waits for: nobody any more when it is about to run."""
+        return [] if self.future.done() else self.line.needs()
 
     def renew(self) -> None:
         """Be ready to wait for the rest of the places."""
@@ -60,17 +106,19 @@ class Partition(Generic[T]):
     __slots__ = (
         "_head",
         "_position",
+        "arriving",
         "attend",
         "capacity",
         "closed",
         "flight_start",
+        "gate",
         "getters",
+        "granted",
         "heir",
         "held",
         "in_flight",
         "index",
         "leaving",
-        "limit",
         "linger_step",
         "listed",
         "marks",
@@ -78,6 +126,7 @@ class Partition(Generic[T]):
         "permits",
         "removed",
         "since",
+        "spare",
         "tail",
         "types",
         "waiters",
@@ -88,7 +137,7 @@ class Partition(Generic[T]):
         self.index = index
         self.capacity = capacity
         self.tail: list[T] = []
-        self.limit = 0
+        self.spare = NOTHING_TO_SPARE
         # What a partial take left over stands in `_head` from `_position` on, before everything in `tail`.
         self._head: list[Any] = []
         self._position = 0
@@ -110,9 +159,15 @@ class Partition(Generic[T]):
         self.types: set[type] | None = None
         self.owner: Worker[T] | None = None
         self.heir: Worker[T] | None = None
+        self.arriving: list[Transit[T]] | None = None
+        """Those that move here; `held` counts their items."""
         self.leaving: list[Transit[T]] | None = None
         """Types or keys that move to other partitions as soon as what is here of them is finished."""
+        self.gate: Gate | None = None
+        """The share of this partition that the door for other threads has."""
         self.waiters: deque[Waiter] | None = None
+        self.granted: dict[Waiter, None] | None = None
+        """The producers that have permits, in order; `waiters` are those who want more."""
         self.getters: deque[asyncio.Future[None]] | None = None
         self.watches: list[Watch] | None = None
         self.attend = attend
@@ -152,24 +207,48 @@ class Partition(Generic[T]):
 
     def needs(self) -> list[list[Worker[Any]]]:
         """Whom a producer in this line waits for."""
-        return [[self.owner]] if self.owner is not None else []
+        if self.owner is None:
+            return []
+        # With nothing to take out, room comes only from what is on its way here: one of its sources must finish first.
+        coming = [] if self.qsize() else [each.source.owner for each in self.arriving or () if each.items]
+        sources = [owner for owner in coming if owner is not None]
+        return [[self.owner], sources] if sources else [[self.owner]]
 
     # -- coming in -----------------------------------------------------------------------------------------------
 
     def offer(self, item: T) -> bool:
         """Take an item in if there is a free place and nobody waits for it."""
-        if self.closed or self.full():
+        if self.closed or self.waiters or self.permits:
             return False
+        if self.listed or self.attend is None or self.held >= self.capacity:
+            if not self._make_room(1):
+                return False
+            self.tail.append(item)
+            self.touch()
+            return True
         self.tail.append(item)
-        self.touch()
+        # The usual case of `touch`, written out: the first item into an empty partition.
+        self.listed = True
+        self.since = self.attend(self)
+        if self.linger_step is None:
+            self.spare = repeat(None, self.capacity - self.held - 1)
+        else:
+            self.arm()
         return True
 
     def offer_many(self, items: Sequence[T]) -> bool:
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
-        if self.closed or self.waiters or self.permits or self.room() < len(items):
+        if self.closed or self.waiters or self.permits or not self._make_room(len(items)):
             return False
         self.tail.extend(items)
         self.touch()
+        return True
+
+    def _make_room(self, count: int) -> bool:
+        """Whether there are so many free places, once the door has given back what it does not use."""
+        while self.room() < count:
+            if self.gate is None or not self.gate.reclaim():
+                return False
         return True
 
     def touch(self) -> None:
@@ -184,17 +263,20 @@ class Partition(Generic[T]):
         self.arm()
 
     def arm(self) -> None:
-        """Set how far the producers' fast path may fill `tail`."""
+        """Set how many places the producers' fast path may fill."""
         if self.closed or not self.listed or self.waiters or self.permits:
-            self.limit = 0
+            self.spare = NOTHING_TO_SPARE
             return
-        limit = self.capacity - (len(self._head) - self._position) - self.held
+        room = self.capacity - len(self.tail) - (len(self._head) - self._position) - self.held
         if self.linger_step is not None:
-            limit = min(limit, len(self.tail) + self.linger_step)
-        self.limit = limit
+            # The item that fills the partition, or may fill the batch, takes the slow path: its worker has to know.
+            room = min(room, self.linger_step) - 1
+        self.spare = repeat(None, max(0, room))
 
     def evict(self) -> T:
         """Remove the oldest waiting item to make room; whoever waits for it learns that it was dropped."""
+        if not self.qsize():
+            return next(transit for transit in self.arriving or () if transit.items).evict()
         number = self.removed
         item = self._remove(1)[0]
         for watch in self.watches or ():
@@ -216,15 +298,32 @@ class Partition(Generic[T]):
 
     # -- waiting for a place -------------------------------------------------------------------------------------
 
-    def enlist(self, want: int) -> Waiter:
+    def enlist(self, want: int, item: T | None = None) -> Waiter:
         """Join the line for `want` places."""
-        waiter = Waiter(want)
+        waiter = Waiter(want, item)
+        self.join(waiter)
+        return waiter
+
+    def join(self, waiter: Waiter) -> None:
+        """Let a waiter join the line."""
+        waiter.line = self
         if self.waiters is None:
             self.waiters = deque()
         self.waiters.append(waiter)
         self.arm()
         self.grant()
-        return waiter
+
+    def in_line(self) -> list[Waiter]:
+        """Everybody in the line, those with permits first."""
+        granted = self.granted or {}
+        return [*granted, *(waiter for waiter in self.waiters or () if waiter not in granted)]
+
+    def lead(self, waiter: Waiter, line: Partition[T]) -> None:
+        """Let a producer of the line go to the end of another one."""
+        want = waiter.want + waiter.permits
+        self.leave(waiter)
+        waiter.want = want
+        line.join(waiter)
 
     def grant(self) -> None:
         """Give free places to the line, first come, first served."""
@@ -238,6 +337,9 @@ class Partition(Generic[T]):
             waiter.want -= share
             waiter.permits += share
             self.permits += share
+            if self.granted is None:
+                self.granted = {}
+            self.granted[waiter] = None
             waiter.notify()
             if waiter.want:
                 break
@@ -248,23 +350,33 @@ class Partition(Generic[T]):
         """Put items into the places that the waiter was granted."""
         before = len(self.tail)
         self.tail.extend(items)
-        used = len(self.tail) - before
+        self.use_permits(waiter, len(self.tail) - before)
+        self.touch()
+
+    def use_permits(self, waiter: Waiter, used: int) -> None:
+        """Places that were granted are taken."""
         waiter.permits -= used
         self.permits -= used
-        self.touch()
+        if not waiter.permits and self.granted is not None:
+            self.granted.pop(waiter, None)
 
     def leave(self, waiter: Waiter) -> None:
         """Quit the line; granted places that were not used go to the next."""
-        self.permits -= waiter.permits
-        waiter.permits = 0
+        self.use_permits(waiter, waiter.permits)
         if waiter.want and self.waiters and waiter in self.waiters:
             self.waiters.remove(waiter)
         waiter.want = 0
         self.grant()
+        if self.gate is not None:
+            self.gate.refill()
 
     def watch(self, wait: Wait, count: int) -> None:
         """Let a caller wait for the last `count` items."""
         wait.watch(self, self.accepted - count, self.accepted)
+
+    def awaited_by(self, wait: Wait) -> bool:
+        """Whether a caller waits for items of this partition."""
+        return any(watch.wait is wait for watch in self.watches or ())
 
     def close(self) -> None:
         """Take nothing in any more, and send every waiting producer away."""
@@ -278,12 +390,20 @@ class Partition(Generic[T]):
 
     def take(self, most: int) -> list[T]:
         """Remove up to `most` items, oldest first, and let waiting producers have the room."""
+        if not (self._head or self.waiters or self.permits or self.gate) and len(self.tail) <= most:
+            items, self.tail = self.tail, []
+            self.removed += len(items)
+            self.listed = False
+            self.spare = NOTHING_TO_SPARE
+            return items
         items = self._remove(most)
         self.listed = self.listed and bool(self.tail or self._head)
         if self.waiters or self.permits:
             self.grant()
         else:
             self.arm()
+        if self.gate is not None:
+            self.gate.refill()
         return items
 
     def _remove(self, most: int) -> list[T]:
@@ -321,9 +441,7 @@ class Partition(Generic[T]):
 
     def put_nowait(self, item: T) -> None:
         """Like `asyncio.Queue.put_nowait`; raises `asyncio.QueueFull`."""
-        if len(self.tail) < self.limit:
-            self.tail.append(item)
-        elif not self.offer(item):
+        if not self.offer(item):
             raise asyncio.QueueFull
 
     async def put(self, item: T) -> None:

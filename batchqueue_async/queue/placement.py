@@ -7,13 +7,13 @@ partition) through a `Transit` whenever its old partition still has something of
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.queue.moves import Transit
 from batchqueue_async.queue.partition import Partition
 from batchqueue_async.queue.selector import RoundRobin, TypeHash, stable_type_hash
-from batchqueue_async.queue.waits import Wait
+from batchqueue_async.queue.waits import Wait, break_circle
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,15 +25,8 @@ T = TypeVar("T")
 Place = Partition[T] | Transit[T]
 
 
-class _PlaceOfType(dict[type, "Place[Any]"]):
-    """The place of each type; a type met for the first time gets one as it is looked up."""
-
-    def __init__(self, first_of: Callable[[type], Place[Any]]) -> None:
-        super().__init__()
-        self._first_of = first_of
-
-    def __missing__(self, kind: type) -> Place[Any]:
-        return self._first_of(kind)
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 class Placement(Generic[T]):
@@ -50,11 +43,11 @@ class Placement(Generic[T]):
         self.selector = selector
         self.partitions = partitions
         self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
-        self.by_type: dict[type, Place[T]] | None = None
-        if self.only is None and type(selector) is TypeHash:
-            self.by_type = _PlaceOfType(self._first_of)
+        typed = self.only is None and type(selector) is TypeHash
+        self.by_type: dict[type, Place[T]] | None = {} if typed else None
         self.transits: list[Transit[T]] = []
-        self.on_settled: Callable[[], None] = lambda: None
+        self.on_settled: Callable[[], None] = _nothing
+        self.on_rerouted: Callable[[], None] = _nothing
         # A selector that is not type_hash is asked for an index below `_width`. While it moves to more partitions,
         # `_fences` says up to which number each old partition holds items that were placed by the old width.
         self._width = len(partitions)
@@ -67,9 +60,19 @@ class Placement(Generic[T]):
         if self.only is not None:
             return self.only
         if self.by_type is not None:
-            return self.by_type[type(item)]
-        index = self._ask(item, self._width)
+            kind = type(item)
+            return self.by_type.get(kind) or self._first_of(kind)
+        index = self.index_of(item)
         return self._moving(item, index) if self._fences else self.partitions[index]
+
+    def place_in_line(self, item: T, line: Partition[T]) -> Place[T]:
+        """The place of an item whose producer has got room by waiting in a line."""
+        if self.by_type is not None:
+            return self.place(item)
+        if not self._fences:
+            return line  # to ask a selector like round_robin() again would send the producer to another line
+        place = self.place(item)
+        return place if place.line is line else line
 
     def grow(self, new: list[Partition[T]]) -> None:
         """Add partitions, and start to move what belongs to them."""
@@ -77,10 +80,30 @@ class Placement(Generic[T]):
         if self.by_type is not None:
             for kind in list(self.by_type):
                 self._move_type(kind)
+            self._lead_waiters()
         elif isinstance(self.selector, RoundRobin):
             self._width = len(self.partitions)  # no order to keep
         elif not self._fences:
             self._move_all()
+
+    def _lead_waiters(self) -> None:
+        """Let every waiting producer stand where its item belongs now, in the order in which they came.
+
+        Left in its old line it would wait for a partition that its item has nothing to do with any more, while later
+        items of its type pass it.
+        """
+        for partition in self.partitions:
+            for waiter in partition.in_line():
+                if waiter.stays:
+                    continue
+                try:
+                    line = self.place(waiter.item).line
+                except Exception:  # noqa: BLE001, S112 - the selector is the user's: its own producer gets the error
+                    continue
+                if line is not partition:
+                    partition.lead(waiter, line)
+                    if waiter.worker is not None:
+                        break_circle(waiter.worker)
 
     # -- type_hash: a type at a time -----------------------------------------------------------------------------
 
@@ -123,9 +146,15 @@ class Placement(Generic[T]):
         self._settle_type(kind, transit.target)
         self.transits.remove(transit)
         self._move_type(kind)
+        self.on_rerouted()
+        self._lead_waiters()  # it may move on: the queue may have grown again meanwhile
         self._tell_settled()
 
     # -- other selectors: all at once, each pair of old and new partition through its own transit ------------------
+
+    def index_of(self, item: T) -> int:
+        """The index that a selector gives for the item now."""
+        return self._ask(item, self._width)
 
     def _ask(self, item: T, width: int) -> int:
         index = self.selector(item, width)
@@ -144,10 +173,11 @@ class Placement(Generic[T]):
         wait.seal()
         if wait.future.done():
             self._width = len(self.partitions)
-            return
-        self._next_width = len(self.partitions)
-        self._fences = [partition.accepted for partition in old]
-        wait.future.add_done_callback(self._all_moved)
+        else:
+            self._next_width = len(self.partitions)
+            self._fences = [partition.accepted for partition in old]
+            wait.future.add_done_callback(self._all_moved)
+        self._lead_waiters()
 
     def _all_moved(self, _: asyncio.Future[None]) -> None:
         self._width = self._next_width

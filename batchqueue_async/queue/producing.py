@@ -1,13 +1,14 @@
 """A queue's way in: producing one item or many, with or without waiting, and delivering to the end.
 
 The hot path is written out in `produce` and in `produce_nowait` instead of being shared: a further Python call would
-cost as much as the rest of it. It reads a partition's `tail` and `limit` and nothing else; see `partition.py`.
+cost as much as the rest of it. It uses a partition's `spare` and `tail` and nothing else; see `partition.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from batchqueue_async.config import BufferStrategy, QueueConfig
@@ -21,6 +22,8 @@ from batchqueue_async.queue.waits import Wait, circle
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from batchqueue_async.queue.batch_queue import Door
+    from batchqueue_async.queue.partition import Waiter
     from batchqueue_async.queue.placement import Place, Placement
 
 T = TypeVar("T")
@@ -61,6 +64,7 @@ class Producing(Generic[T]):
         self._lock = threading.RLock()
         self._here = cast("_ThreadMark", self._lock)
         self._closed = False
+        self._door: Door | None = None
         self._blocking = config.strategy is BufferStrategy.BLOCKING
         self._tally = Tally()
 
@@ -97,12 +101,18 @@ class Producing(Generic[T]):
         if self._here._is_owned():
             place: Place[T] | None = self._only
             if place is None:
-                place = self._placement.place(item) if self._by_type is None else self._by_type[type(item)]
-            tail = place.tail
-            if len(tail) < place.limit:
-                tail.append(item)
+                by_type = self._by_type
+                if by_type is None:
+                    place = self._placement.place(item)
+                else:
+                    try:
+                        place = by_type[type(item)]
+                    except KeyError:
+                        place = self._placement.place(item)
+            for _ in place.spare:
+                place.tail.append(item)
                 return True
-            return self._offer(place, item) or (self._blocking and await self._produce_in_line(item))
+            return self._offer(place, item) or (self._blocking and await self._produce_in_line(place, item))
         raise self._wrong_loop("produce")
 
     def produce_nowait(self, item: T) -> bool:
@@ -114,10 +124,16 @@ class Producing(Generic[T]):
         if self._here._is_owned():
             place: Place[T] | None = self._only
             if place is None:
-                place = self._placement.place(item) if self._by_type is None else self._by_type[type(item)]
-            tail = place.tail
-            if len(tail) < place.limit:
-                tail.append(item)
+                by_type = self._by_type
+                if by_type is None:
+                    place = self._placement.place(item)
+                else:
+                    try:
+                        place = by_type[type(item)]
+                    except KeyError:
+                        place = self._placement.place(item)
+            for _ in place.spare:
+                place.tail.append(item)
                 return True
             if self._offer(place, item):
                 return True
@@ -148,64 +164,52 @@ class Producing(Generic[T]):
             self._tally.refused += 1
         return False
 
-    async def _produce_in_line(self, item: T) -> bool:
-        deadline = self._block_deadline()
-        while not self._closed:
-            place = self._placement.place(item)
-            if place.offer(item):
-                return True
-            granted = await self._stand_in_line(place.line, (item,), deadline)
-            if granted is None:
-                continue  # the item's type has moved to another partition meanwhile
-            if granted:
-                return True
-            break
+    async def _produce_in_line(self, place: Place[T], item: T) -> bool:
+        if not self._closed and await self._stand_in_line(place.line, (item,), self._block_deadline()):
+            return True
         self._tally.refused += 1
         return False
 
     async def _stand_in_line(
         self, line: Partition[T], items: Sequence[T], deadline: float | None, wait: Wait | None = None
-    ) -> int | None:
-        """Wait until all items have got places, in parts if need be; how many did, or None if their place moved."""
-        waiting_worker = self._forbid_own_wait(line)
-        waiter = line.enlist(len(items))
-        timer = None if deadline is None else self._loop.call_at(deadline, waiter.notify)
-        broken = False
-
-        def break_wait() -> None:
-            nonlocal broken
-            broken = True
-            waiter.notify()
-
+    ) -> int:
+        """Wait until all items have got places, in parts if need be; how many did."""
+        worker = self._forbid_own_wait(line)
+        waiter = line.enlist(len(items), items[0])
+        timer = None if deadline is None else self._loop.call_at(deadline, waiter.expire)
         before = None
-        if waiting_worker is not None:
-            before = waiting_worker.blocked_on
-            waiting_worker.blocked_on, waiting_worker.break_wait = line.needs, break_wait
+        if worker is not None:
+            before = worker.blocked_on, worker.break_wait
+            worker.blocked_on, worker.break_wait = waiter.needs, waiter.break_wait
+            waiter.worker = worker
         done = 0
         try:
-            while done < len(items):
+            while done < len(items) and not waiter.expired:
                 await waiter.future
-                if broken:
-                    raise self._deadlock(line)
-                if self._closed or not waiter.permits:
+                if waiter.broken:
+                    raise self._deadlock(waiter.line)
+                if self._closed:
                     break
-                place = self._placement.place(items[done])
-                if place.line is not line:
-                    return done or None
-                part = items[done : done + waiter.permits]
-                place.redeem(waiter, part)
-                if wait is not None:
-                    place.watch(wait, len(part))
-                done += len(part)
-                waiter.renew()
-                line.grant()
+                done += self._redeem(waiter, items[done : done + waiter.permits], wait)
+                if done < len(items):
+                    waiter.renew()
+                    waiter.line.grant()
             return done
         finally:
-            if waiting_worker is not None:
-                waiting_worker.blocked_on, waiting_worker.break_wait = before, None
+            if worker is not None and before is not None:
+                worker.blocked_on, worker.break_wait = before
             if timer is not None:
                 timer.cancel()
-            line.leave(waiter)
+            waiter.line.leave(waiter)
+
+    def _redeem(self, waiter: Waiter, items: Sequence[T], wait: Wait | None) -> int:
+        """Put items into the places that the line granted; how many."""
+        if items:
+            place = self._placement.place_in_line(items[0], waiter.line)
+            place.redeem(waiter, items)
+            if wait is not None:
+                place.watch(wait, len(items))
+        return len(items)
 
     def _block_deadline(self) -> float | None:
         timeout = self.config.block_timeout
@@ -250,34 +254,17 @@ class Producing(Generic[T]):
         """Put all items in at once, or none."""
         if self._closed or not items:
             return not items
-        line = self._only
-        if line is not None:
-            tail = line.tail
-            if len(tail) + len(items) <= line.limit:
-                tail.extend(items)
-                return True
-            self._check_loop("produce_many")
-            return line.offer_many(items)
         self._check_loop("produce_many")
+        if self._only is not None:
+            return self._only.offer_many(items)
         return self._bulk_by_type(items) if self._by_type is not None else self._bulk_by_place(items)
 
     def _bulk_by_type(self, items: Sequence[T]) -> bool:
-        by_type = cast("dict[type, Place[T]]", self._by_type)
         kind = type(items[0])
-        if type(items[-1]) is kind and len(set(map(type, items))) == 1:
-            place = self._placement.place(items[0])
-            return isinstance(place, Partition) and place.offer_many(items)
-        # With room for all of them in every partition there is no need to count who goes where.
-        count = len(items)
-        quiet = [each for each in self._placement.partitions if each.limit - len(each.tail) < count]
-        if self._placement.transits or any(each.listed or each.full() or each.room() < count for each in quiet):
+        if type(items[-1]) is not kind or countOf(map(type, items), kind) != len(items):
             return False
-        for place, item in zip(map(by_type.__getitem__, map(type, items)), items, strict=True):
-            place.tail.append(item)
-        for partition in quiet:
-            if partition.tail:
-                partition.touch()
-        return True
+        place = self._placement.place(items[0])
+        return isinstance(place, Partition) and place.offer_many(items)
 
     def _bulk_by_place(self, items: Sequence[T]) -> bool:
         parts: dict[Place[T], list[T]] = {}
@@ -309,32 +296,60 @@ class Producing(Generic[T]):
             line = self._placement.place(items[done]).line
             rest = items[done:] if self._only is not None else items[done : done + 1]
             granted = await self._stand_in_line(line, rest, deadline, wait)
-            done += granted or 0
-            if granted is not None and granted < len(rest):
+            done += granted
+            if granted < len(rest):
                 break
         self._refuse(len(items) - done)
         return done
 
     def _take_what_fits(self, items: Sequence[T], start: int, wait: Wait | None) -> int:
         """Put items in one by one from `start` on, without waiting; the index of the first that has no place."""
-        evicts = self.config.strategy is BufferStrategy.DROP_OLDEST
-        index = start
-        while index < len(items) and not self._closed:
-            place = self._placement.place(items[index])
-            count = 1
-            if self._only is not None and not place.line.full():
-                count = min(len(items) - index, place.line.room())
-                self._only.offer_many(items[index : index + count])
-            elif not place.offer(items[index]):
-                if not evicts:
-                    break
-                place.evict()
-                self._tally.dropped_after += 1
-                place.offer(items[index])
+        if self._only is not None and self.config.strategy is not BufferStrategy.DROP_OLDEST:
+            return self._fill_only(self._only, items, start, wait)
+        by_type = self._by_type or {}
+        for index in range(start, len(items)):
+            item = items[index]
+            try:
+                place = by_type[type(item)]
+            except KeyError:
+                place = self._placement.place(item)
+            for _ in place.spare:
+                place.tail.append(item)
+                break
+            else:
+                if not self._offer_counted_by_caller(place, item):
+                    return index
             if wait is not None:
-                place.watch(wait, count)
-            index += count
-        return index
+                place.watch(wait, 1)
+        return len(items)
+
+    def _fill_only(self, line: Partition[T], items: Sequence[T], start: int, wait: Wait | None) -> int:
+        """The same for a single partition: as many as there is room for, at once."""
+        count = len(items) - start
+        if not line.offer_many(items[start:] if start else items):
+            count = 0 if line.full() else min(count, line.room())
+            if not count or not line.offer_many(items[start : start + count]):
+                return start
+        if wait is not None:
+            line.watch(wait, count)
+        return start + count
+
+    def _offer_counted_by_caller(self, place: Place[T], item: T) -> bool:
+        """Like `_offer`, but a refusal is not counted."""
+        if self._closed:
+            return False
+        if place.offer(item):
+            return True
+        if self.config.strategy is not BufferStrategy.DROP_OLDEST:
+            return False
+        place.evict()
+        self._tally.dropped_after += 1
+        return place.offer(item)
+
+    def _collect_door(self) -> None:
+        """What other threads have put in by now comes before whatever is asked next."""
+        if self._door is not None:
+            self._door.collect()
 
     def _refuse(self, count: int) -> None:
         if self.config.strategy is BufferStrategy.DROP_NEWEST and not self._closed:
@@ -350,11 +365,9 @@ class Producing(Generic[T]):
 
     def _check_loop(self, call: str) -> None:
         """The full check, of thread and running loop, on every path but the hottest."""
-        try:
-            right = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            right = False
-        if not right:
+        # A thread runs one loop at a time: if this is the queue's thread, and its loop runs, then it runs here. That is
+        # a quarter of the price of asyncio.get_running_loop().
+        if not (self._here._is_owned() and self._loop.is_running()):
             raise self._wrong_loop(call)
 
     def _wrong_loop(self, call: str) -> WrongLoopError:
@@ -369,7 +382,7 @@ class Producing(Generic[T]):
         if running is None:
             return None
         worker, number = running
-        return worker if worker.in_round and worker.round == number and not worker.abandoned else None
+        return worker if worker.calling and worker.round == number and not worker.abandoned else None
 
     def _forbid_own_wait(self, line: Partition[T]) -> Worker[Any] | None:
         """Refuse a wait that its own caller would have to end; returns the worker that is about to wait."""

@@ -14,12 +14,14 @@ _BUCKETS = 33 * _STEPS
 class Tally:
     """The running counts of one queue; touched by its loop alone."""
 
-    __slots__ = ("dropped_after", "dropped_before", "failed", "handled", "refused", "unhandled")
+    __slots__ = ("dropped_after", "dropped_at_door", "dropped_before", "failed", "handled", "refused", "unhandled")
 
     def __init__(self) -> None:
         self.refused = 0
         self.dropped_before = 0
         self.dropped_after = 0
+        self.dropped_at_door = 0
+        """Those of `dropped_after` that never reached a partition."""
         self.handled = 0
         self.failed = 0
         self.unhandled = 0
@@ -36,13 +38,13 @@ class Histogram:
         self.largest = 0.0
         self.buckets: dict[int, int] = {}
 
-    def record(self, value: float) -> None:
-        """Count one value."""
-        self.count += 1
-        self.total += value
+    def record(self, value: float, times: int = 1) -> None:
+        """Count a value, once or several times."""
+        self.count += times
+        self.total += value * times
         self.largest = max(self.largest, value)
         place = int(math.log2(value / _LOWEST) * _STEPS) + 1 if value > _LOWEST else 0
-        self.buckets[place] = self.buckets.get(place, 0) + 1
+        self.buckets[place] = self.buckets.get(place, 0) + times
 
     def percentile(self, share: float) -> float:
         """The value that `share` of all values do not exceed, up to the width of its bucket."""
@@ -66,6 +68,35 @@ class Histogram:
             p99=self.percentile(0.99),
             max=self.largest,
         )
+
+
+class Sizes:
+    """Counts of whole numbers: exact while there are few different ones, by bucket beyond."""
+
+    MOST_EXACT = 256
+
+    __slots__ = ("_rest", "exact")
+
+    def __init__(self) -> None:
+        self.exact: dict[int, int] = {}
+        """How often each number came; a hot path counts here by itself, and calls `first` for one that is missing."""
+        self._rest = Histogram()
+
+    def first(self, size: int) -> None:
+        """Count a number that is not in `exact`."""
+        if len(self.exact) >= self.MOST_EXACT:
+            self._fold()
+        self.exact[size] = 1
+
+    def _fold(self) -> None:
+        for size, times in self.exact.items():
+            self._rest.record(size, times)
+        self.exact.clear()
+
+    def summary(self) -> Distribution:
+        """A frozen summary of what was counted so far."""
+        self._fold()
+        return self._rest.summary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +195,7 @@ class QueueStats:
         partitions: a snapshot of each partition.
         workers: a snapshot of each drain task.
         batch_sizes: items per handler call.
+        loop_lag: seconds by which the queue's loop was late, as a bridge saw it; 0 without one.
         queue_latency: seconds from produce to handler, measured once a round for the oldest item of the round.
     """
 
@@ -185,6 +217,7 @@ class QueueStats:
     workers: tuple[WorkerStats, ...] = field(repr=False)
     batch_sizes: Distribution
     queue_latency: Distribution
+    loop_lag: float = 0.0
 
     @property
     def dropped(self) -> int:

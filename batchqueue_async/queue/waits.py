@@ -60,7 +60,8 @@ class Turns:
         if self.line is None:
             self.line = deque()
         self.line.append((worker, future))
-        worker.blocked_on = self.needs
+        # Once it has its turn it waits for nobody, though it has not run yet.
+        worker.blocked_on = lambda: [] if future.done() else self.needs()
         break_circle(worker)
         try:
             await future
@@ -99,13 +100,15 @@ class Wait:
 
     Attributes:
         failures: what kept some of the items from being handled; filled only for those who asked to know.
+        broken: whether the wait was ended because it could never end by itself.
     """
 
-    __slots__ = ("_open", "_sealed", "failures", "future")
+    __slots__ = ("_open", "_sealed", "broken", "failures", "future")
 
     def __init__(self) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failures: list[Failure] = []
+        self.broken = False
         self._open = 0
         self._sealed = False
 
@@ -138,6 +141,12 @@ class Wait:
 
     def _resolve(self) -> None:
         if self._sealed and not self._open and not self.future.done():
+            self.future.set_result(None)
+
+    def break_wait(self) -> None:
+        """End the wait: it is part of a circle of waits."""
+        if not self.future.done():
+            self.broken = True
             self.future.set_result(None)
 
     def fail(self, items: Sequence[Any], error: BaseException) -> None:

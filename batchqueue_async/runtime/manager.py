@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures
 import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -92,6 +94,7 @@ class BatchQueueManager:
         scheduler = self._schedulers.get(wanted.name)
         if scheduler is None:
             scheduler = self._schedulers[wanted.name] = Scheduler(wanted.name, wanted.policy)
+            self.close_at_exit()
             log.info("scheduler_created", scheduler=wanted.name, policy=str(wanted.policy), calls=scheduler.limit)
         elif scheduler.policy != wanted.policy:
             log.warning(
@@ -129,6 +132,11 @@ class BatchQueueManager:
     def scheduler(self, name: str) -> Scheduler | None:
         """The shared scheduler of that name, or None if no queue has named it yet."""
         return self._schedulers.get(name)
+
+    def queues(self) -> list[BatchQueue[Any]]:
+        """All queues, in the order in which they were made."""
+        with self._lock:
+            return list(self._queues.values())
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -173,7 +181,36 @@ class BatchQueueManager:
             for scheduler in schedulers:
                 if self._schedulers.get(scheduler.name) is scheduler:
                     del self._schedulers[scheduler.name]
+        self.closed_by_itself()
         return {report.name: report for report in reports}
+
+    def close_at_exit(self) -> None:
+        """Have the queues on background loops drained at the exit of the program, if nobody does it before."""
+        _open_managers.add(self)
+
+    def closed_by_itself(self) -> None:
+        """Nothing is left to do at the exit of the program."""
+        _open_managers.discard(self)
+
+    def drain_at_exit(self) -> None:
+        """Shut down the queues on other threads' loops, each within its `drain_timeout`."""
+        ending = [
+            (queue, asyncio.run_coroutine_threadsafe(queue.shutdown(), queue.loop))
+            for queue in self.queues()
+            if queue.loop.is_running() and not queue.closed
+        ]
+        for queue, future in ending:
+            try:
+                report = future.result(queue.config.drain_timeout + CANCEL_GRACE + LOOP_GRACE)
+            except (TimeoutError, concurrent.futures.CancelledError):
+                report = queue.abandon()
+            log.warning(
+                "queue_drained_at_exit",
+                queue=queue.name,
+                handled=report.handled,
+                undelivered=len(report.undelivered),
+                way_out="close the bridge, or await shutdown_all, before the program ends",
+            )
 
     def _forbid_shutdown_here(self, queues: list[BatchQueue[Any]], schedulers: list[Scheduler]) -> None:
         for scheduler in schedulers:
@@ -212,6 +249,16 @@ class BatchQueueManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.shutdown_all()
+
+
+_open_managers: set[BatchQueueManager] = set()
+
+
+@atexit.register
+def _drain_all_at_exit() -> None:
+    """Loops in daemon threads still run here, and no thread has to be started: this is the last moment that works."""
+    for manager in list(_open_managers):
+        manager.drain_at_exit()
 
 
 _default: BatchQueueManager | None = None

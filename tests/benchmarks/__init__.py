@@ -1,0 +1,3 @@
+"""The benchmarks: `make bench`, or `python -m tests.benchmarks --help`."""
+
+from __future__ import annotations

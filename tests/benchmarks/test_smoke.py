@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .rows import ROWS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+
+
+def test_every_row_is_measured_judged_and_written(tmp_path):
+    done = run_bench("--quick", "--runs", "1", "--loop", "asyncio", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [row["name"] for row in results["rows"]] == [row.name for row in ROWS]
+    for row, expected in zip(results["rows"], ROWS, strict=True):
+        assert row["error"] is None
+        assert len(row["runs"]) == 1
+        assert [check["what"] for check in row["checks"]] == [check.what for check in expected.checks]
+        assert all(check["figure"] >= 0 for check in row["checks"])
+        for check in expected.checks:
+            assert check.what in done.stdout
+    assert "The machine's noise" in done.stdout
+
+
+def test_fewer_than_five_runs_are_refused():
+    done = run_bench("--runs", "4")
+    assert done.returncode == 2
+    assert "--runs=4 is below 5" in done.stderr
+
+
+def test_a_row_can_be_profiled(tmp_path):
+    done = run_bench("--quick", "--profile", "many", "--loop", "asyncio", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "producing.py" in done.stdout
+    assert (tmp_path / "profile-many-asyncio.prof").stat().st_size > 0
+
+
+@pytest.mark.parametrize("arguments", [("--only", "nowat"), ("--profile", "nowat")])
+def test_an_unknown_row_is_refused(arguments):
+    done = run_bench(*arguments)
+    assert done.returncode == 2
+    assert "nowait" in done.stderr

@@ -1,0 +1,386 @@
+"""Faults that the model, the seeds or a hostile reading found in the in-memory queue; each stays as a named test."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import batchqueue_async as bq
+from batchqueue_async.testing import RecordingHandler, advance, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def manager() -> AsyncIterator[bq.BatchQueueManager]:
+    async with bq.BatchQueueManager() as manager:
+        yield manager
+
+
+# -- lingering -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_batch_that_the_fast_path_fills_leaves_at_once(manager):
+    handler = RecordingHandler[int]()
+    queue = manager.create("q", bq.QueueConfig(consumer=handler, linger=10.0, max_batch=5))
+    for item in range(5):
+        assert queue.produce_nowait(item)
+        await settle()
+    assert handler.batches == [[0, 1, 2, 3, 4]]
+
+
+async def test_a_partition_that_is_full_before_the_batch_does_not_linger(manager):
+    handler = RecordingHandler[int]()
+    queue = manager.create("q", bq.QueueConfig(consumer=handler, linger=10.0, max_batch=50, buffer_size=4))
+    for item in range(4):
+        assert queue.produce_nowait(item)
+        await settle()
+    assert handler.batches == [[0, 1, 2, 3]]
+
+
+async def test_a_batch_spread_over_partitions_leaves_when_it_is_full(manager):
+    handler = RecordingHandler[int]()
+    config = bq.QueueConfig(
+        consumer=handler, linger=10.0, max_batch=10, partitions=bq.PartitionPolicy.fixed(3), selector=lambda i, n: i % 3
+    )
+    queue = manager.create("q", config)
+    for item in [0, 0, 0, 1, 1, 1, 1, 0, 2, 2]:
+        assert queue.produce_nowait(item)
+        await settle()
+    assert len(handler.items) == 10
+
+
+# -- waiting for room ------------------------------------------------------------------------------------------------
+
+
+async def test_block_timeout_holds_for_the_rest_after_a_partial_grant(manager):
+    handler = RecordingHandler[int](delay=10.0)
+    config = bq.QueueConfig(consumer=handler, buffer_size=2, max_batch=1, block_timeout=1.0)
+    queue = manager.create("q", config)
+    await queue.produce(0)
+    await settle()  # one in the handler
+    assert queue.produce_many_nowait([1, 2]) == 2
+    loop = asyncio.get_running_loop()
+    many = asyncio.create_task(queue.produce_many([3, 4, 5]))
+    await settle()
+    # The line gets one place in the same turn of the loop in which its time is over.
+    loop.call_at(loop.time() + 1.0, queue._placement.partitions[0].take, 1)
+    await advance(1.0)
+    await settle()
+    assert many.done()
+    assert await many <= 1
+    queue._tally.handled += 1  # the item that this test took
+
+
+async def test_a_waiting_producer_keeps_its_place_under_round_robin(manager):
+    handler = RecordingHandler[int]()
+    handler.hold()
+    partitions = bq.PartitionPolicy.fixed(2)
+    queue = manager.create("q", bq.QueueConfig(consumer=handler, buffer_size=1, max_batch=1, partitions=partitions))
+    producers = [asyncio.create_task(queue.produce(item)) for item in range(9)]
+    await settle()
+    lines = [[waiter.item for waiter in each.waiters] for each in queue._placement.partitions]
+    assert all(len(line) > 1 for line in lines)
+    handler.release()
+    await asyncio.gather(*producers)
+    await queue.flush()
+    assert [[item for item in handler.items if item in line] for line in lines] == lines
+
+
+async def test_a_selector_is_asked_once_for_an_item_that_waits(manager):
+    asked: list[int] = []
+
+    def select(item: int, count: int) -> int:
+        asked.append(item)
+        return item % count
+
+    handler = RecordingHandler[int]()
+    handler.hold()
+    partitions = bq.PartitionPolicy.fixed(2)
+    queue = manager.create(
+        "q", bq.QueueConfig(consumer=handler, buffer_size=1, partitions=partitions, selector=select, max_batch=1)
+    )
+    producers = [asyncio.create_task(queue.produce(item)) for item in range(6)]
+    await settle()
+    handler.release()
+    await asyncio.gather(*producers)
+    assert asked == [0, 1, 2, 3, 4, 5]
+
+
+# Two types that share a partition of two and part at three.
+def _types_that_part(now: int, then: int) -> tuple[type, type]:
+    kinds = [type(f"Kind{number}", (int,), {"__module__": "tests"}) for number in range(500)]
+    select = bq.type_hash()
+    stays = next(kind for kind in kinds if select(kind(), now) == select(kind(), then))
+    moves = next(kind for kind in kinds if select(kind(), now) == select(stays(), now) and select(kind(), then) >= now)
+    return stays, moves
+
+
+@pytest.mark.parametrize("strategy", ["by type", "by key"])
+async def test_growth_leads_waiting_producers_to_their_new_partition(manager, strategy):
+    stays, moves = _types_that_part(1, 2)
+    selector = bq.type_hash() if strategy == "by type" else bq.by_key(lambda item: int(type(item) is moves))
+    config = bq.QueueConfig(buffer_size=2, partitions=bq.PartitionPolicy.adaptive(), selector=selector)
+    queue = manager.create("q", config)
+    hung, free = RecordingHandler[Any](), RecordingHandler[Any]()
+    hung.hold()
+    queue.add_handler(stays, hung)
+    assert queue.partition_count == 1
+    await queue.produce(stays(0))
+    await settle()
+    await queue.produce_many([stays(1), stays(2)])
+    first = asyncio.create_task(queue.produce(moves(1)))
+    second = asyncio.create_task(queue.produce(moves(2)))
+    await settle()
+    queue.add_handler(moves, free)
+    assert queue.partition_count == 2
+    assert not queue.produce_nowait(moves(3)), "a later item passed those that wait"
+    await settle()
+    assert first.done(), "waits for a partition that its type has left"
+    assert second.done()
+    hung.release()
+    await queue.flush()
+    assert free.items == [1, 2]
+
+
+# -- deadlocks: found where they are, and only there -----------------------------------------------------------------
+
+
+class Base:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+
+
+class Left(Base):
+    pass
+
+
+class Right(Base):
+    pass
+
+
+def _by_side(item: Base, count: int) -> int:
+    return int(isinstance(item, Right)) % count
+
+
+def _two_sides(manager: bq.BatchQueueManager, **options: Any) -> bq.BatchQueue[Base]:
+    """A queue whose `Left` items are worker 0's and whose `Right` items are worker 1's."""
+    config = bq.QueueConfig(
+        workers=bq.WorkerPolicy.fixed(2), partitions=bq.PartitionPolicy.fixed(2), selector=_by_side, **options
+    )
+    return manager.create("sides", config)
+
+
+async def test_a_granted_place_is_not_taken_for_a_deadlock(manager):
+    queue = _two_sides(manager, buffer_size=1, max_batch=1)
+    gate = asyncio.Event()
+    outcome: list[object] = []
+
+    async def base(batch: list[Base]) -> None:
+        for item in batch:
+            if isinstance(item, Left):
+                try:
+                    outcome.append(await queue.produce(Right(3)))
+                except bq.DeadlockError as error:
+                    outcome.append(error)
+                await asyncio.sleep(0.1)
+
+    class Other(Right):
+        pass
+
+    async def other(batch: list[Other]) -> None:
+        await gate.wait()
+
+    queue.add_handler(Base, base)
+    queue.add_handler(Other, other)
+    await queue.produce(Other())
+    await settle()  # worker 1 is in `other`
+    await queue.produce(Right(1))  # its partition is full
+    await queue.produce(Left())
+    await settle()  # worker 0 is in `base`, and waits there for a place behind Right(1)
+    gate.set()  # worker 1 takes Right(1), which grants the place, and waits for its turn at `base`
+    await queue.flush(timeout=10)
+    assert outcome == [True]
+
+
+async def test_a_granted_turn_is_not_taken_for_a_deadlock(manager):
+    queue = _two_sides(manager, buffer_size=1, max_batch=1)
+    first, outcome = asyncio.Event(), []
+
+    class Other(Left):
+        pass
+
+    async def base(batch: list[Base]) -> None:
+        if batch[0].number == 1:
+            await first.wait()
+
+    async def other(batch: list[Other]) -> None:
+        await first.wait()
+        try:
+            outcome.append(await queue.produce(Right(3)))
+        except bq.DeadlockError as error:
+            outcome.append(error)
+
+    third = manager.create("third", bq.QueueConfig(buffer_size=1))
+    third.add_handler(Other, other)
+    queue.add_handler(Base, base)
+    await queue.produce(Left(1))
+    await settle()  # worker 0 is in `base`
+    await queue.produce(Right(2))
+    await settle()  # worker 1 has taken it and waits for its turn
+    await queue.produce(Right(9))  # partition 1 is full
+    await third.produce(Other())
+    await settle()
+    first.set()  # worker 0 leaves: worker 1 has the turn, and has not run yet when `other` produces
+    await queue.flush(timeout=10)
+    await third.flush(timeout=10)
+    assert outcome == [True]
+
+
+async def test_a_hand_over_does_not_make_a_handler_wait_for_itself(manager):
+    class Mover:
+        wanted: list[int] | None = None
+
+        def assign(self, throughput: Any, owners: Any, workers: int) -> list[int] | None:
+            return self.wanted
+
+    mover = Mover()
+    queue = _two_sides(manager, buffer_size=1, max_batch=1, balancer=mover)
+    held = RecordingHandler[Any](delay=5.0)
+    outcome: list[object] = []
+
+    async def left(batch: list[Left]) -> None:
+        outcome.append(await queue.produce(Right(3)))
+
+    queue.add_handler(Left, left)
+    queue.add_handler(Right, held)
+    await queue.produce(Right(1))
+    await settle()
+    await queue.produce(Right(2))
+    await queue.produce(Left())
+    await settle()
+    mover.wanted = [0, 0]
+    queue._rebalancer.look()  # what worker 0's handler waits for would become worker 0's own
+    await queue.flush(timeout=60)
+    assert outcome == [True]
+    await queue.flush(timeout=60)
+    assert len(held.items) == 3
+
+
+@pytest.mark.parametrize("call", ["produce", "flush", "deliver", "shutdown"])
+async def test_on_idle_that_waits_for_its_own_queue_gets_an_error(manager, call):
+    outcome: list[BaseException] = []
+
+    class Idler(RecordingHandler[int]):
+        async def on_idle(self) -> None:
+            if outcome:
+                return
+            queue.produce_nowait(1)
+            try:
+                if call == "produce":
+                    await queue.produce(2)
+                elif call == "deliver":
+                    await queue.deliver([3])
+                else:
+                    await getattr(queue, call)()
+            except bq.DeadlockError as error:
+                outcome.append(error)
+
+    queue = manager.create("q", bq.QueueConfig(consumer=Idler(), buffer_size=1))
+    await advance(0.2)
+    assert len(outcome) == 1
+
+
+@pytest.mark.parametrize("call", ["flush", "deliver"])
+async def test_a_flush_that_waits_for_its_own_call_slot_ends(manager, call):
+    # Two queues on one scheduler that runs one call at a time: the second can't begin before the first returns.
+    from batchqueue_async.queue.waits import Turns
+
+    turns = Turns(1)
+    inner: bq.BatchQueue[int] = bq.BatchQueue("inner", bq.QueueConfig(consumer=RecordingHandler()), limiter=turns)
+    outcome: list[BaseException] = []
+
+    async def outer_handler(batch: list[int]) -> None:
+        try:
+            if call == "flush":
+                await inner.produce(1)
+                await inner.flush()
+            else:
+                await inner.deliver([1])
+        except bq.DeadlockError as error:
+            outcome.append(error)
+
+    outer: bq.BatchQueue[int] = bq.BatchQueue("outer", bq.QueueConfig(consumer=outer_handler), limiter=turns)
+    await outer.produce(1)
+    await outer.flush(timeout=10)
+    assert len(outcome) == 1
+    await outer.shutdown()
+    assert (await inner.shutdown()).handled == 1
+
+
+async def test_delivering_beside_a_worker_that_waits_for_the_caller_is_no_deadlock(manager):
+    """`deliver` waits for its own items alone, so another worker's wait for its caller closes no circle."""
+    outcome: list[object] = []
+    other = _two_sides(manager, buffer_size=1, max_batch=1)
+    gate = asyncio.Event()
+
+    async def caller(batch: list[int]) -> None:
+        await gate.wait()
+        try:
+            await other.deliver([Left(1)])
+            outcome.append("delivered")
+        except bq.DeadlockError as error:
+            outcome.append(error)
+
+    queue = manager.create("q", bq.QueueConfig(consumer=caller, buffer_size=1, max_batch=1))
+
+    async def right(batch: list[Right]) -> None:
+        await queue.produce(2)
+
+    other.add_handler(Left, RecordingHandler())
+    other.add_handler(Right, right)
+    await queue.produce(0)
+    await settle()
+    await queue.produce(1)  # full
+    await other.produce(Right())
+    await settle()  # worker 1 of `other` waits for room in `q`, whose worker is about to deliver to worker 0
+    gate.set()
+    await queue.flush(timeout=10)
+    assert outcome[0] == "delivered"
+
+
+async def test_a_handler_whose_own_round_holds_up_the_type_that_it_produces_gets_an_error(manager):
+    config = bq.QueueConfig(
+        workers=bq.WorkerPolicy.fixed(2), partitions=bq.PartitionPolicy.adaptive(), buffer_size=1, max_batch=2
+    )
+    queue = manager.create("q", config)
+    outcome: list[object] = []
+    # Two workers give two partitions from the start; a third type makes it three.
+    kinds = [type(f"Grow{number}", (int,), {"__module__": "tests"}) for number in range(500)]
+    select = bq.type_hash()
+    moving = next(kind for kind in kinds if select(kind(), 2) == 0 and select(kind(), 3) == 2)
+
+    async def handle(batch: list[Any]) -> None:
+        if outcome:
+            return
+        for kind in kinds[:3]:
+            queue.add_handler(kind, RecordingHandler())
+        target = queue._placement.partitions[2]
+        assert queue.produce_nowait(moving(2))
+        assert target.held == 1
+        if target.owner is queue._workers[0]:
+            queue._workers[0].hand_over(target, queue._workers[1])
+        outcome.append(None)
+        try:
+            outcome.append(await queue.produce(moving(3)))
+        except bq.DeadlockError as error:
+            outcome.append(error)
+
+    queue.add_handler(moving, handle)
+    assert queue.partition_count == 2
+    await queue.produce(moving(1))
+    await queue.flush(timeout=10)
+    assert isinstance(outcome[1], bq.DeadlockError)
