@@ -97,7 +97,9 @@ def kept(sink):
 )
 def test_a_sink_tells_its_abilities_by_its_methods(sink, abilities):
     assert isinstance(sink, Sink)
-    assert {ability for ability in (KeyedSink, TransactionalSink, StagingSink) if isinstance(sink, ability)} == abilities
+    assert {
+        ability for ability in (KeyedSink, TransactionalSink, StagingSink) if isinstance(sink, ability)
+    } == abilities
 
 
 @pytest.mark.parametrize("sink", [JsonLinesSink("x/y"), SqliteSink("x/y", "t")])

@@ -1,0 +1,37 @@
+"""One local Spark for all tests that need one: starting it takes longer than most of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def builder(app="tests"):
+    from pyspark.sql import SparkSession
+
+    return (
+        SparkSession.builder.appName(app)
+        .master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.task.maxFailures", "1")
+    )
+
+
+@pytest.fixture(scope="session")
+def spark():
+    session = builder().getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
