@@ -231,7 +231,7 @@ class DriverSink:
         if self._kind is None:
             self._queue = host.free_queue(self.name, replace(self._config, consumer=self._route))
         else:
-            self._queue = host.bridge().get_or_create(self.name, self._config)
+            self._queue = host.shared_queue(self.name, self._config)
             self._queue.add_handler(self._kind, self._route)
         self._started = True
 
@@ -240,13 +240,11 @@ class DriverSink:
         return replace(self._stats, queue=self._queue.stats()) if self._started else self._stats
 
     def close(self) -> None:
-        """Close the sink, and the queue unless it is shared; a later call starts anew."""
+        """Close the sink, and the queue unless others share it; a later call starts anew."""
         with self._turn:
             if self._started:
                 self._started = False
-                if self._kind is None:
-                    bridge = host.bridge()
-                    bridge.call(bridge.manager.shutdown, self._queue.name)
+                host.leave_queue(self._queue.name)
                 host.bridge().call(self._route.close)
 
     def __enter__(self) -> Self:

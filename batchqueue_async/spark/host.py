@@ -21,6 +21,7 @@ _QUARTERS = 4
 
 _lock = threading.Lock()
 _bridges: dict[int, SyncBridge] = {}
+_users: dict[str, int] = {}
 
 
 def bridge() -> SyncBridge:
@@ -29,6 +30,7 @@ def bridge() -> SyncBridge:
         found = _bridges.get(os.getpid())
         if found is None:
             _bridges.clear()
+            _users.clear()
             found = _bridges[os.getpid()] = SyncBridge()
         return found
 
@@ -41,6 +43,25 @@ def free_queue(name: str, config: QueueConfig[Any]) -> SyncQueue[Any]:
         if bridge().manager.get(wanted) is None:
             return bridge().get_or_create(wanted, config)
         number += 1
+
+
+def shared_queue(name: str, config: QueueConfig[Any]) -> SyncQueue[Any]:
+    """The queue of that name, for one more of its users; the last to leave ends it."""
+    queue = bridge().get_or_create(name, config)
+    with _lock:
+        _users[name] = _users.get(name, 0) + 1
+    return queue
+
+
+def leave_queue(name: str) -> None:
+    """End a queue, unless others share it."""
+    with _lock:
+        left = _users.pop(name, 1) - 1
+        if left:
+            _users[name] = left
+            return
+    found = bridge()
+    found.call(found.manager.shutdown, name)
 
 
 def sized(name: str, config: QueueConfig[Any], rows_in_flight: int, *, whole: bool) -> tuple[QueueConfig[Any], int]:

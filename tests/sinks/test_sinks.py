@@ -57,7 +57,7 @@ def select(path, query="SELECT * FROM rows"):
 
 
 def mode(path):
-    return stat.S_IMODE(os.stat(path).st_mode)
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.fixture

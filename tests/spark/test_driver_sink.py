@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import batchqueue_async as bq
+from batchqueue_async.sinks.base import SendResult
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.memory import MemorySink
 from batchqueue_async.sinks.sqlite import SqliteSink
@@ -98,7 +99,6 @@ def test_rows_come_as_asked(spark, rows, wanted):
     with DriverSink("as asked", consumer=handler, rows=rows) as sink:
         sink(numbers(spark, 50))
         assert sink.stats().rows == 50
-    assert sorted(handler.items, key=repr)[-1] == type(wanted)(*(9, "n9")) if rows in (Reading, Point) else True
     assert wanted in handler.items
     assert len(handler.items) == 50
 
@@ -187,9 +187,11 @@ def test_a_handler_that_is_cut_off_fails_the_call(spark):
     async def handle(batch):
         await asyncio.sleep(30)
 
-    with DriverSink("slow", bq.QueueConfig(handler_timeout=0.01), consumer=handle) as sink:
-        with pytest.raises(bq.DeliveryError, match="handler_timeout"):
-            sink(numbers(spark, 10))
+    with (
+        DriverSink("slow", bq.QueueConfig(handler_timeout=0.01), consumer=handle) as sink,
+        pytest.raises(bq.DeliveryError, match="handler_timeout"),
+    ):
+        sink(numbers(spark, 10))
 
 
 def test_a_batch_job_into_a_transactional_sink_is_all_or_nothing(spark, tmp_path):
@@ -202,27 +204,13 @@ def test_a_batch_job_into_a_transactional_sink_is_all_or_nothing(spark, tmp_path
 
 
 def test_records_that_the_sink_rejects_fail_the_batch(spark):
-    class Choosy(MemorySink):
-        async def begin(self, key):
-            raise NotImplementedError
-
-        async def send(self, batch):
-            from batchqueue_async.sinks.base import SendResult
-
-            return SendResult(rejected={1: bq.PermanentError("no odd ones")})
-
-        begin = None
-
-    class Plain:
-        def __init__(self):
-            self.inner = Choosy()
-
+    class Choosy:
         async def open(self): ...
         async def close(self): ...
         async def send(self, batch):
-            return await self.inner.send(batch)
+            return SendResult(rejected={1: bq.PermanentError("no odd ones")})
 
-    with DriverSink("choosy", sink=Plain()) as sink, pytest.raises(bq.DeliveryError, match="rejected 1.*no odd ones"):
+    with DriverSink("choosy", sink=Choosy()) as sink, pytest.raises(bq.DeliveryError, match=r"rejected 1.*no odd ones"):
         sink(numbers(spark, 4))
 
 
@@ -249,10 +237,9 @@ def test_sinks_with_handlers_share_a_queue_and_others_do_not(spark):
 def test_a_stream_is_written_exactly_once_through_a_restart(spark, tmp_path):
     path = tmp_path / "out.db"
     for batches in (3, 2):  # the second query goes on where the first was stopped
-        with DriverSink("restart", sink=SqliteSink(path), rows="tuple") as sink:
-            sink._target.columns = ["timestamp", "value"]
-            sink._target._table._wanted = ("timestamp", "value")
-            run(stream(spark), sink, tmp_path / "checkpoint", lambda: sink.stats().batches >= batches)
+        to_sqlite = SqliteSink(path, columns=["timestamp", "value"])
+        with DriverSink("restart", sink=to_sqlite, rows="tuple") as sink:
+            run(stream(spark), sink, tmp_path / "checkpoint", lambda n=batches, s=sink: s.stats().batches >= n)
     written = select(path)
     assert written == list(range(len(written)))
     assert len(written) >= 5 * ROWS_PER_BATCH
@@ -263,7 +250,7 @@ def test_a_batch_is_skipped_when_its_repetition_was_delivered(spark, tmp_path):
     path, checkpoint = tmp_path / "out.db", tmp_path / "checkpoint"
     with DriverSink("again", sink=SqliteSink(path)) as sink:
         run(stream(spark), sink, checkpoint, lambda: sink.stats().batches >= 2)
-    commits = sorted((int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit()))
+    commits = sorted(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
     for each in (checkpoint / "commits").glob(f"*{commits[-1]}*"):
         each.unlink()
     with DriverSink("again", sink=SqliteSink(path)) as sink:
@@ -279,7 +266,7 @@ def test_elsewhere_a_ledger_skips_what_was_delivered_and_without_it_comes_twice(
     options = {"ledger": tmp_path / "ledger.json"} if ledger else {}
     with DriverSink("twice", sink=JsonLinesSink(path), **options) as sink:
         run(stream(spark), sink, checkpoint, lambda: sink.stats().batches >= 2)
-    commits = sorted((int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit()))
+    commits = sorted(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
     for each in (checkpoint / "commits").glob(f"*{commits[-1]}*"):
         each.unlink()
     with DriverSink("twice", sink=JsonLinesSink(path), **options) as sink:
@@ -322,9 +309,11 @@ def test_a_keyed_sink_gets_the_same_keys_again(spark, tmp_path):
 def test_a_failing_handler_fails_the_query_with_its_own_error(spark, tmp_path):
     handler = Recorder()
     handler.fail = lambda batch: True
-    with DriverSink("failing stream", consumer=handler) as sink:
-        with pytest.raises(Exception, match="LookupError: the shelf is empty"):
-            run(stream(spark), sink, tmp_path / "checkpoint", lambda: False)
+    with (
+        DriverSink("failing stream", consumer=handler) as sink,
+        pytest.raises(Exception, match="LookupError: the shelf is empty"),
+    ):
+        run(stream(spark), sink, tmp_path / "checkpoint", lambda: False)
 
 
 def test_a_query_stopped_amid_a_write_leaves_the_batch_whole_or_out(spark, tmp_path):
@@ -361,13 +350,14 @@ def test_state_goes_on_through_a_skipped_batch(spark, tmp_path):
     counted = counted.selectExpr("unix_millis(timestamp) AS value", "count")
     with DriverSink("state", sink=SqliteSink(path)) as sink:
         run(counted, sink, checkpoint, lambda: sink.stats().rows >= 2)
-    commits = sorted((int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit()))
+    commits = sorted(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
     for each in (checkpoint / "commits").glob(f"*{commits[-1]}*"):
         each.unlink()
     with DriverSink("state", sink=SqliteSink(path)) as sink:
         run(counted, sink, checkpoint, lambda: sink.stats().rows >= 3)
     written = select(path)
-    assert written == list(range(0, 1000 * len(written), 1000))
+    # the first row is at time 0, where the watermark begins, and counts as late
+    assert written == list(range(1000, 1000 * len(written) + 1000, 1000))
     assert set(select(path, "SELECT count FROM rows")) == {ROWS_PER_BATCH}
 
 
@@ -397,7 +387,7 @@ def test_options_are_checked_at_the_door(options, message):
 
 def test_a_struct_that_does_not_fit_is_refused_by_name(spark):
     with DriverSink("misfit", consumer=Recorder(), rows=Reading) as sink:
-        with pytest.raises(bq.ConfigError, match="field 'name'.*only the columns"):
+        with pytest.raises(bq.ConfigError, match=r"field 'name'.*only the columns"):
             sink(spark.range(3).selectExpr("id AS value"))
         with pytest.raises(bq.ConfigError, match="Expected `int`, got `str`"):
             sink(spark.range(3).selectExpr("'x' AS value", "'y' AS name"))
@@ -411,9 +401,9 @@ def test_fields_with_defaults_may_be_missing(spark):
 
 
 def test_exactly_once_needs_a_name_of_the_query(spark, tmp_path):
-    with DriverSink("nameless", sink=SqliteSink(tmp_path / "out.db")) as sink:
-        with pytest.raises(bq.ConfigError, match="source="):
-            sink(numbers(spark, 1), 0)
+    nameless = DriverSink("nameless", sink=SqliteSink(tmp_path / "out.db"))
+    with nameless as sink, pytest.raises(bq.ConfigError, match="source="):
+        sink(numbers(spark, 1), 0)
     with DriverSink("named", sink=SqliteSink(tmp_path / "out.db"), source="mine") as sink:
         sink(numbers(spark, 1), 0)
         sink(numbers(spark, 1), 0)
