@@ -33,9 +33,39 @@ def builder(app="tests"):
     )
 
 
-@pytest.fixture(scope="session")
+class Local:
+    """The local Spark of this process; a process has one SparkContext at a time."""
+
+    def __init__(self):
+        self.session = None
+
+    def start(self):
+        if self.session is None:
+            self.session = builder().getOrCreate()
+            self.session.sparkContext.setLogLevel("OFF")
+        return self.session
+
+    def stop(self):
+        if self.session is not None:
+            self.session.stop()
+            self.session = None
+
+
+local = Local()
+
+
+@pytest.fixture(scope="module")
 def spark():
-    session = builder().getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    return local.start()
+
+
+@pytest.fixture(scope="module")
+def spark_free():
+    """No Spark runs in this process."""
+    local.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end():
+    yield
+    local.stop()
