@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 DEMO_STAMP := $(VENV)/.demo-installed
+DOCS_STAMP := $(VENV)/.docs-installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
@@ -42,8 +43,22 @@ types: $(STAMP) ## mypy and pyright, both strict
 unit: $(STAMP) ## all tests, with the coverage gate
 	$(BIN)/pytest --cov --cov-report=term
 
+SEEDS ?= 20000
+.PHONY: chaos
+chaos: $(STAMP) ## SEEDS=20000 programs by chance against the queue; SEED=123 replays one
+	$(BIN)/python tests/queue_programs.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
 .PHONY: test
 test: lint types unit ## linters, type checkers and all tests
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --group docs
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS_STAMP) ## build the documents into docs/_build/html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --group bench
@@ -52,6 +67,10 @@ $(BENCH_STAMP): $(STAMP)
 .PHONY: bench
 bench: $(BENCH_STAMP) ## the speed table beside other queues; BENCH="--help" tells of its options
 	$(BIN)/python -m tests.benchmarks $(BENCH)
+
+.PHONY: bench-bridge
+bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BENCH="--help" tells of its options
+	$(BIN)/python -m tests.benchmarks.bridge $(BENCH)
 
 .PHONY: bench-profile
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
@@ -75,4 +94,5 @@ chaos-spark: $(STAMP) ## the kill campaigns of the Spark parts, longer: CHAOS=10
 
 .PHONY: clean
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build bench-results demo-output spark-warehouse
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build docs/reference/api
+	rm -rf bench-results demo-output spark-warehouse

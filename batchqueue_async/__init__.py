@@ -19,6 +19,7 @@ from batchqueue_async.config import (
     Handler,
     QueueConfig,
     SharedScheduler,
+    load_config,
 )
 from batchqueue_async.errors import (
     AuthError,
@@ -105,6 +106,7 @@ __all__ = [
     "default_manager",
     "in_process",
     "in_thread",
+    "load_config",
     "round_robin",
     "run",
     "throughput_weighted",

@@ -6,15 +6,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Awaitable, Callable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, get_type_hints
 
+import msgspec
+
+from batchqueue_async.config_file import Setting, nearest, read_call, read_settings, short
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
-from batchqueue_async.queue.selector import RoundRobin, Selector, TypeHash
+from batchqueue_async.queue.balancer import throughput_weighted
+from batchqueue_async.queue.selector import RoundRobin, Selector, TypeHash, round_robin, type_hash
 
 T = TypeVar("T")
 
@@ -37,11 +43,19 @@ class Consumer(Protocol[T]):
 
 
 Handler = Callable[[list[T]], Awaitable[object]] | Consumer[T]
+"""What takes batches: an async function of one batch, or a `Consumer`."""
 ErrorHandler = Callable[[Sequence[T], BaseException], object]
+"""What takes failed batches: a function, async or not, of the batch and the error."""
 
 
 class DrainBalancer(Protocol):
-    """Decides, from time to time, which worker owns which partition; `throughput_weighted` is the usual one."""
+    """Decides, from time to time, which worker owns which partition; `throughput_weighted` is the usual one.
+
+    Example:
+        >>> class BackToRoundRobin:
+        ...     def assign(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> list[int] | None:
+        ...         return [partition % workers for partition in range(len(owners))]
+    """
 
     def assign(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> list[int] | None:
         """The new owner of each partition, or None to leave everything where it is.
@@ -65,7 +79,7 @@ class BufferStrategy(Enum):
     BLOCKING = "blocking"
     """`produce` waits, first come, first served, up to `block_timeout`; `produce_nowait` refuses."""
     IF_POSSIBLE = "if_possible"
-    """The item is refused: `produce` returns False at once."""
+    """The item is refused; `produce` returns False at once."""
     DROP_OLDEST = "drop_oldest"
     """The oldest waiting item of the partition makes room, and is counted as dropped."""
     DROP_NEWEST = "drop_newest"
@@ -241,3 +255,131 @@ class _Checker:
             self.fail(field, "is not a finite number of seconds", "give seconds as a float")
         if value < 0 or (value == 0 and not zero):
             self.fail(field, f"is {'below' if value < 0 else 'not above'} 0", f"set {field} to a positive number")
+
+
+# -- queues from a file, the environment and overrides -----------------------------------------------------------------
+
+_FROM_CODE = ("consumer", "fallback", "on_error")
+_WORKERS = {kind: getattr(WorkerPolicy, kind) for kind in ("fixed", "cpu_cores", "cpu_cores_with_base", "io_bound")}
+_PARTITIONS = {kind: getattr(PartitionPolicy, kind) for kind in ("fixed", "worker_multiply", "adaptive")}
+_SELECTORS = {"round_robin": round_robin, "type_hash": type_hash}
+
+
+class _SchedulerSection(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    policy: Any
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    prefix: str = "BATCHQUEUE_",
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, QueueConfig[Any]]:
+    """The configurations of queues, by name, from a YAML file, the environment and overrides; the later one wins.
+
+    A file has one section, `queues`, with the fields of `QueueConfig` under each queue's name. The environment has
+    `BATCHQUEUE_QUEUES__SPANS__MAX_BATCH=500` for `max_batch` of "spans". Handlers are code: only overrides hold them.
+
+    Args:
+        path: a YAML file; reading one needs the extra `batchqueue-async[yaml]`. None reads none.
+        environ: the environment variables; those of the process when None.
+        prefix: what the names of the environment variables begin with.
+        overrides: fields by queue name, as in the file, or the objects themselves.
+
+    Raises:
+        ConfigError: the file can't be read, or a value is not what it should be; names file, queue, field and value.
+
+    Example:
+        >>> environ = {"BATCHQUEUE_QUEUES__SPANS__WORKERS": "cpu_cores(0.5)"}
+        >>> configs = load_config(environ=environ, overrides={"spans": {"max_batch": 500}})
+        >>> str(configs["spans"].workers), configs["spans"].max_batch
+        ('cpu_cores(0.5)', 500)
+    """
+    configs: dict[str, QueueConfig[Any]] = {}
+    # As a default value the environment, secrets and all, would stand in every printed signature.
+    variables = os.environ if environ is None else environ
+    for queue, settings in read_settings(path, variables, prefix, overrides).items():
+        values = {field: _field(queue, field, setting) for field, setting in settings.items()}
+        configs[queue] = QueueConfig(**values)
+        try:
+            configs[queue].validate(queue)
+        except ConfigError as error:
+            origins = dict.fromkeys(setting.origin for setting in settings.values())
+            raise ConfigError(f"{' and '.join(origins)}: {error}") from None
+    return configs
+
+
+def _field(queue: str, field: str, setting: Setting) -> Any:
+    names = [each.name for each in fields(QueueConfig)]
+    subject = f"{setting.origin}: queue {queue!r}"
+    if field not in names:
+        raise ConfigError(f"{subject}: {field} is no field of a queue; {nearest(field, names)}")
+    if field in _FROM_CODE and setting.layer != "code":
+        raise ConfigError(
+            f"{subject}: {field} is code, which no file or variable can hold; "
+            f"give it as overrides={{{queue!r}: {{{field!r}: ...}}}}"
+        )
+    try:
+        return _value(field, setting)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{subject}: {field}={short(setting.value)}: {error}") from None
+
+
+def _value(field: str, setting: Setting) -> Any:
+    value = setting.value
+    hint = _hints()[field]
+    if hint in (int, float, float | None):
+        try:
+            return msgspec.convert(value, hint, strict=setting.layer != "environment")
+        except msgspec.ValidationError as error:
+            unit = "a whole number, such as 500" if hint is int else "seconds as a plain number, such as 0.05"
+            raise ValueError(f"{error}; give {unit}") from None
+    return value if value is None or field in _FROM_CODE else _OBJECTS[field](value)
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(QueueConfig)
+
+
+def _policy(kind: type, makers: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Any]:
+    return lambda value: value if isinstance(value, kind) else read_call(value, makers)
+
+
+def _scheduler(value: Any) -> SharedScheduler:
+    if isinstance(value, SharedScheduler):
+        return value
+    section = msgspec.convert(value, _SchedulerSection)
+    return SharedScheduler(section.name, _OBJECTS["workers"](section.policy))
+
+
+def _selector(value: Any) -> Any:
+    if isinstance(value, str) and value.strip().startswith("by_key"):
+        raise ValueError("by_key needs a function, which is code; give selector=by_key(fn) in overrides")
+    return value if callable(value) else read_call(value, _SELECTORS)
+
+
+def _strategy(value: Any) -> BufferStrategy:
+    if isinstance(value, BufferStrategy):
+        return value
+    names = [each.value for each in BufferStrategy]
+    if not isinstance(value, str) or value.lower() not in names:
+        raise ValueError(f"is no strategy; {nearest(str(value).lower(), names)}")
+    return BufferStrategy(value.lower())
+
+
+def _balancer(value: Any) -> Any:
+    is_balancer = callable(getattr(value, "assign", None))
+    return value if is_balancer else read_call(value, {"throughput_weighted": throughput_weighted})
+
+
+_OBJECTS: dict[str, Callable[[Any], Any]] = {
+    "workers": _policy(WorkerPolicy, _WORKERS),
+    "scheduler": _scheduler,
+    "partitions": _policy(PartitionPolicy, _PARTITIONS),
+    "selector": _selector,
+    "strategy": _strategy,
+    "balancer": _balancer,
+}

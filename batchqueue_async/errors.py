@@ -71,7 +71,13 @@ class ItemDroppedError(BatchQueueError):
 
 
 class Failure(NamedTuple):
-    """Some items of one `deliver` call, and the error that kept them from being handled."""
+    """Some items of one `deliver` call, and the error that kept them from being handled.
+
+    Example:
+        >>> items, error = Failure(("a", "b"), ValueError("no"))
+        >>> items
+        ('a', 'b')
+    """
 
     items: tuple[Any, ...]
     error: BaseException

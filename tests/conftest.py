@@ -34,6 +34,7 @@ TIME_LIMIT = 24 * 3600.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=None, help="how many task orders a test marked `seeds` runs under")
+    parser.addoption("--seed", type=int, default=None, help="the one seed that tests/queue/test_seeds.py is to replay")
 
 
 def pytest_asyncio_loop_factories(

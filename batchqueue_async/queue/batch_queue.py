@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from batchqueue_async import log
-from batchqueue_async.config import Handler, QueueConfig, is_handler
-from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError
+from batchqueue_async.config import BufferStrategy, Handler, QueueConfig, is_handler
+from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
 from batchqueue_async.queue.closing import Closing
 from batchqueue_async.queue.delivering import Delivering
@@ -116,7 +117,9 @@ class BatchQueue(Delivering[T], Generic[T]):
         )
         self._workers = [Worker(index, rules, self._dispatcher, self._latency, self._loop) for index in range(workers)]
         made = [Partition[T](index, config.buffer_size) for index in range(partitions)]
-        self._placement = Placement(name, self._selector(), made, grows=self._grows)
+        # Kept by type, items lose their order among types: a single consumer, and dropping the oldest, want that.
+        lanes = config.consumer is None and config.strategy is not BufferStrategy.DROP_OLDEST
+        self._placement = Placement(name, self._selector(), made, grows=self._grows, lanes=lanes)
         for partition in made:
             self._workers[partition.index % workers].adopt(partition)
         self._only = self._placement.only
@@ -127,6 +130,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         self._rebalancer: Rebalancer[T] | None = None
         self._bridge: SyncQueue[T] | None = None
         self._bridge_lock = threading.Lock()
+        self._pid = os.getpid()
         if loop is None:
             self._start()
         else:
@@ -195,6 +199,11 @@ class BatchQueue(Delivering[T], Generic[T]):
         return self._closed
 
     @property
+    def ended(self) -> bool:
+        """Whether its shutdown is complete: every item is accounted for."""
+        return self._report is not None
+
+    @property
     def partition_count(self) -> int:
         """How many partitions there are; under `adaptive` it grows with the handlers."""
         return len(self._placement.partitions)
@@ -234,28 +243,38 @@ class BatchQueue(Delivering[T], Generic[T]):
             place.offer(item)
 
     def on_own_thread(self) -> bool:
-        """Whether this is the thread of the queue's loop."""
-        return self._here._is_owned()
+        """Whether this is the thread on which the queue's loop runs now."""
+        return self._here._is_owned() and self._loop.is_running()
 
     def round_here(self) -> Worker[Any] | None:
         """The worker in whose handler call this code runs, if any."""
         return self._round_here()
+
+    def has_worker(self, worker: Worker[Any]) -> bool:
+        """Whether a worker is one of this queue's."""
+        return worker in self._workers
 
     def handler_of(self, task: asyncio.Task[Any] | None) -> str | None:
         """The handler that a task of this queue is calling, or None."""
         for worker in self._workers:
             if worker.task is task and worker.in_round and worker.place < len(worker.groups):
                 entry = worker.groups[worker.place][0]
-                return None if entry is None else str(entry.label)
+                return None if entry is None else f"{entry.label}: {_name_of(entry.handler)}"
         return None
 
     def bridge(self) -> SyncQueue[T]:
         """The queue as threads and other event loops use it; may be called, and is shared, anywhere."""
         if BatchQueue.make_bridge is None:
             raise AssertionError("import batchqueue_async, not a part of it")
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"queue {self.name!r} was made before this process was forked, and its loop's thread did not come "
+                "along; make a new manager and queue in the child"
+            )
         with self._bridge_lock:
             if self._bridge is None:
                 self._bridge = BatchQueue.make_bridge(self)
+        self._bridge.meet()
         return self._bridge
 
     # -- handlers ------------------------------------------------------------------------------------------------
@@ -441,6 +460,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         if self._closed and (task.cancelled() or task.exception() is None):
             return
         self.close_gate()
+        self._closer.lose(next(worker for worker in self._workers if worker.task is task))
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("worker_died", queue=self.name, **describe(error))
@@ -451,3 +471,7 @@ class BatchQueue(Delivering[T], Generic[T]):
                 items=self._outstanding(),
                 way_out="shut the queue down, or use `async with BatchQueueManager()`, before the loop ends",
             )
+
+
+def _name_of(handler: object) -> str:
+    return getattr(handler, "__qualname__", type(handler).__qualname__)

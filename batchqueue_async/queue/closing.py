@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async import log
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchqueue_async.queue.drain import Worker
+    from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.placement import Placement
     from batchqueue_async.queue.stats import Tally
 
@@ -38,12 +40,15 @@ class Closing(Generic[T]):
         self.placement = placement
         self.tally = tally
         self.loop = loop
+        # Kept here because uvloop's handle for a time that has come does not tell it.
+        self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
-        self._expired: asyncio.Future[None] | None = None
+        self._expired: asyncio.Future[None] = loop.create_future()
 
     def hasten(self, deadline: float) -> None:
         """Cut off what still runs at `deadline`, unless an earlier deadline is set already."""
-        if self._timer is None or deadline < self._timer.when():
+        if deadline < self._deadline:
+            self._deadline = deadline
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self.loop.call_at(deadline, self._expire)
@@ -52,13 +57,12 @@ class Closing(Generic[T]):
         for worker in self.workers:
             if worker.task is not None:
                 worker.task.cancel()
-        if self._expired is not None and not self._expired.done():
+        if not self._expired.done():
             self._expired.set_result(None)
 
     async def run(self, deadline: float) -> ShutdownReport:
         """Drain until nothing is left or the deadline passes, then account for everything."""
         start = self.loop.time()
-        self._expired = self.loop.create_future()
         self.hasten(deadline)
         self._let_workers_finish()
         tasks = {worker.task for worker in self.workers if worker.task is not None}
@@ -79,9 +83,12 @@ class Closing(Generic[T]):
     def abandon(self, came_in: list[T]) -> ShutdownReport:
         """The report of a queue whose loop can't drain it any more: what has no outcome is undelivered."""
         left = [item for worker in self.workers for item in worker.unfinished()]
+        for worker in self.workers:
+            self._abandon_worker(worker)
+        for transit in self.placement.transits:
+            left += transit.drop()
         for partition in self.placement.partitions:
-            left += partition.take(partition.qsize())
-        left += [item for transit in self.placement.transits for item in transit.items]
+            left += partition.drop()
         left += came_in
         log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(left))
         return self._report(left, 0.0)
@@ -104,30 +111,42 @@ class Closing(Generic[T]):
         """Collect what has no outcome, those of interrupted calls first, and tell those who wait for it."""
         left: list[T] = []
         error = QueueClosedError(f"queue {self.name!r} was shut down before it could handle the item")
+        while self.placement.transits:
+            self.placement.transits[0].arrive()
         for worker in self.workers:
-            worker.abandoned = True
             left += worker.unfinished()
-            if worker.in_round:
-                for place in range(worker.place, len(worker.groups)):
-                    worker.note_failure(place, error)
-            worker.pending = 0
-            worker.groups = []
+            self._fail_round(worker, error)
+            self._abandon_worker(worker)
         for partition in self.placement.partitions:
-            start = partition.removed
-            rest = partition.take(partition.qsize())
-            left += rest
-            for watch in partition.watches or ():
-                watch.wait.fail(rest[max(0, watch.start - start) : max(0, watch.end - start)], error)
+            _fail_waiting(partition, error)
+            left += partition.take(partition.qsize())
             partition.in_flight = 0
-        for transit in self.placement.transits:
-            left += transit.items
-            for watch in transit.watches:
-                watch.wait.fail(transit.items[watch.start : watch.end], error)
-                watch.wait.release()
-        for partition in self.placement.partitions:
-            partition.leaving = None
             partition.settle()
         return left
+
+    def _abandon_worker(self, worker: Worker[T]) -> None:
+        worker.abandoned = True
+        worker.pending = 0
+        worker.groups = []
+        worker.ready.clear()
+
+    def _fail_round(self, worker: Worker[T], error: QueueClosedError) -> None:
+        if worker.in_round:
+            for place in range(worker.place, len(worker.groups)):
+                worker.note_failure(place, error)
+
+    def lose(self, worker: Worker[T]) -> None:
+        """End the waits for what a drain task that is gone would have handled; the items stay for the report."""
+        error = QueueClosedError(f"queue {self.name!r} has lost the drain task that would have handled the item")
+        self._fail_round(worker, error)
+        for transit in self.placement.transits:
+            if transit.source.owner is worker:
+                transit.fail_waits(error)
+        for partition in worker.partitions:
+            _fail_waiting(partition, error)
+            watches, partition.watches = partition.watches, None
+            for watch in watches or ():
+                watch.reach()
 
     def _report(self, undelivered: list[T], elapsed: float) -> ShutdownReport:
         tally = self.tally
@@ -142,6 +161,12 @@ class Closing(Generic[T]):
             dropped_after=tally.dropped_after,
             name=self.name,
         )
+
+
+def _fail_waiting(partition: Partition[Any], error: QueueClosedError) -> None:
+    items, start = partition.items(), partition.removed
+    for watch in partition.watches or ():
+        watch.wait.fail(items[max(0, watch.start - start) : max(0, watch.end - start)], error)
 
 
 def merged(failures: Sequence[Failure]) -> list[Failure]:

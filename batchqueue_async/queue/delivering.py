@@ -78,11 +78,15 @@ class Delivering(Producing[T]):
         self._forbid_here("flush")
         wait = Wait()
         for partition in self._placement.partitions:
+            partition.order()
             wait.watch(partition, partition.finished, partition.accepted)
         for transit in self._placement.transits:
             if transit.items:
                 transit.watch(wait, len(transit.items))
         wait.seal()
+        if any(owner.task is not None and owner.task.done() for [owner] in self._owners_of(wait)):
+            self._forget(wait)
+            raise QueueClosedError(f"queue {self.name!r} has lost a drain task; shut it down: the report has its items")
         try:
             with self._hurry():
                 async with asyncio.timeout(timeout):

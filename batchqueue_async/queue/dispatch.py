@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from batchqueue_async.config import ErrorHandler, Handler
-    from batchqueue_async.queue.drain import Worker
-    from batchqueue_async.queue.partition import Partition
+    from batchqueue_async.queue.drain import Chunk, Worker
     from batchqueue_async.queue.stats import Sizes, Tally
 
 T = TypeVar("T")
@@ -88,9 +87,10 @@ class Dispatcher(Generic[T]):
         self.single: Entry[T] | None = None
         self.fallback: Entry[T] | None = None
         self.entries: dict[type, Entry[T]] = {}
-        self._leaving: dict[type, Turns] = {}
         self._resolved: dict[type, Entry[T] | None] = {}
         self._told: set[type] = set()
+        self._left: dict[type, Turns] = {}
+        """The turns of removed handlers that were in a call: one added again must not run beside it."""
 
     # -- who takes what ------------------------------------------------------------------------------------------
 
@@ -98,8 +98,8 @@ class Dispatcher(Generic[T]):
         """Register, or replace, the handler of a type."""
         entry = self.entries.get(kind)
         if entry is None:
-            entry = self.entries[kind] = Entry(kind.__qualname__, handler, weight)
-            entry.turns = self._leaving.pop(kind, entry.turns)
+            self.entries[kind] = entry = Entry(kind.__qualname__, handler, weight)
+            entry.turns = self._left.pop(kind, entry.turns)
         else:
             entry.replace(handler, weight)
         self._resolved.clear()
@@ -107,9 +107,9 @@ class Dispatcher(Generic[T]):
     def remove(self, kind: type) -> bool:
         """Forget the handler of a type; a running call goes on."""
         entry = self.entries.pop(kind, None)
-        self._resolved.clear()
         if entry is not None and not entry.turns.idle:
-            self._leaving[kind] = entry.turns  # for the next handler of the type: it waits for this one's call
+            self._left[kind] = entry.turns
+        self._resolved.clear()
         return entry is not None
 
     def resolve(self, kind: type) -> Entry[T] | None:
@@ -122,40 +122,34 @@ class Dispatcher(Generic[T]):
             self._resolved[kind] = found
             return found
 
-    def group(self, chunks: list[tuple[Partition[T], list[T]]]) -> list[Group[T]]:
+    def group(self, chunks: list[Chunk[T]]) -> list[Group[T]]:
         """Sort a round's items by handler, in the order in which they came, in lists of at most `max_batch`."""
         if self.single is not None:
             if len(chunks) == 1:
                 return [(self.single, chunks[0][1])]
-            return [(self.single, [item for _, items in chunks for item in items])]
+            return [(self.single, [item for _, items, _ in chunks for item in items])]
         lists: dict[Entry[T] | None, list[T]] = {}
-        mixed: list[list[T]] = []
-        alone = len(chunks) == 1
-        for partition, items in chunks:
-            types = partition.types
-            kind = type(items[0])
-            if len(types) != 1 if types is not None else _differ(kind, items):
-                mixed.append(items)
+        own: set[Entry[T] | None] = set()
+        for _, items, known in chunks:
+            kind = known or type(items[0])
+            if known is None and _differ(kind, items):
+                self._sort(items, lists, own)
                 continue
             entry = self.resolve(kind)
             if entry in lists:
-                lists[entry] += items
+                _own_list(entry, lists, own).extend(items)
             else:
-                # Another chunk may add to the list: then it must not be the one that the chunk itself holds.
-                lists[entry] = items if alone else items.copy()
-        for items in mixed:
-            self._sort(items, lists)
+                lists[entry] = items
         return [group for entry, items in lists.items() for group in self._bounded(entry, items)]
 
-    def _sort(self, items: list[T], lists: dict[Entry[T] | None, list[T]]) -> None:
+    def _sort(self, items: list[T], lists: dict[Entry[T] | None, list[T]], own: set[Entry[T] | None]) -> None:
         by_type: dict[type, list[T]] = {}
         for item in items:
             try:
                 by_type[type(item)].append(item)
             except KeyError:
-                mine = lists.setdefault(self.resolve(type(item)), [])
+                by_type[type(item)] = mine = _own_list(self.resolve(type(item)), lists, own)
                 mine.append(item)
-                by_type[type(item)] = mine
 
     def _bounded(self, entry: Entry[T] | None, items: list[T]) -> list[Group[T]]:
         most = self.max_batch
@@ -165,10 +159,13 @@ class Dispatcher(Generic[T]):
 
     # -- calling -------------------------------------------------------------------------------------------------
 
-    async def run(self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]) -> None:
+    async def run(  # noqa: C901 - the hot path of a call, written out
+        self, worker: Worker[T], chunks: list[Chunk[T]]
+    ) -> None:
         """Call the handlers of everything in the chunks, one after the other."""
         worker.groups = groups = self.group(chunks)
         worker.pending = sum([len(items) for _, items in groups])
+        task = worker.task
         tally = self.tally
         sizes = self.sizes.exact
         plain = self.handler_timeout is None and self.limiter is None
@@ -194,17 +191,19 @@ class Dispatcher(Generic[T]):
                         turns.leave(worker)
                 else:
                     await self._call(worker, entry, items.copy())
-            except asyncio.CancelledError as error:
-                if is_cancelled(worker):
+            except BaseException as error:  # whatever a handler raises is its batch's failure, not ours
+                if ends_the_worker(worker, error):
                     raise
                 await self._failed(worker, entry, items, error)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is its batch's failure, not ours
-                await self._failed(worker, entry, items, error)
             else:
-                if worker.abandoned:
-                    return
-                tally.handled += count
-                worker.pending -= count
+                if not worker.abandoned:
+                    tally.handled += count
+                    worker.pending -= count
+            if worker.abandoned:
+                return
+            if task is not None and task.cancelling():
+                worker.place = place + 1
+                raise asyncio.CancelledError  # the handler swallowed it, but it was for the worker
 
     async def _call(self, worker: Worker[T], entry: Entry[T], items: list[T]) -> None:
         turns = entry.turns
@@ -238,6 +237,7 @@ class Dispatcher(Generic[T]):
             "handler_failed",
             queue=self.name,
             worker=worker.index,
+            partitions=_partitions_of(worker, items),
             handler=entry.label,
             items=len(items),
             **describe(error),
@@ -246,14 +246,12 @@ class Dispatcher(Generic[T]):
             return
         try:
             async with asyncio.timeout(self.handler_timeout):
-                answer = self.on_error(items, error)
+                answer = self.on_error(items.copy(), error)
                 if inspect.isawaitable(answer):
                     await answer
-        except asyncio.CancelledError as failure:
-            if is_cancelled(worker):
+        except BaseException as failure:  # the error handler is the user's too; nothing stops for it
+            if ends_the_worker(worker, failure):
                 raise
-            self._log_on_error(worker, failure)
-        except Exception as failure:  # noqa: BLE001 - the error handler is the user's too; nothing stops for it
             self._log_on_error(worker, failure)
 
     def _log_on_error(self, worker: Worker[T], failure: BaseException) -> None:
@@ -267,7 +265,13 @@ class Dispatcher(Generic[T]):
         for kind in dict.fromkeys(map(type, items)):
             if kind not in self._told:
                 self._told.add(kind)
-                log.warning("type_unhandled", queue=self.name, worker=worker.index, type=kind.__qualname__)
+                log.warning(
+                    "type_unhandled",
+                    queue=self.name,
+                    worker=worker.index,
+                    partitions=_partitions_of(worker, [item for item in items if type(item) is kind]),
+                    type=kind.__qualname__,
+                )
 
     # -- idling --------------------------------------------------------------------------------------------------
 
@@ -294,17 +298,17 @@ class Dispatcher(Generic[T]):
     async def _idle_call(self, worker: Worker[T], entry: Entry[T], on_idle: Callable[[], Awaitable[object]]) -> None:
         # One object may handle several types: none of its calls may run beside its on_idle.
         siblings = [other for other in self._all_entries() if other.handler is entry.handler]
+        if entry not in siblings:
+            return  # it was removed while the on_idle of another one ran
         if any(not other.turns.idle for other in siblings):
             return
         for other in siblings:
             other.turns.enter_alone(worker)
         try:
             await self._guarded(worker, on_idle)
-        except asyncio.CancelledError as error:
-            if is_cancelled(worker):
+        except BaseException as error:  # a failing on_idle is the handler's fault and stops nothing
+            if ends_the_worker(worker, error):
                 raise
-            self._log_on_idle(worker, entry, error)
-        except Exception as error:  # noqa: BLE001 - a failing on_idle is the handler's fault and stops nothing
             self._log_on_idle(worker, entry, error)
         finally:
             for other in siblings:
@@ -314,11 +318,32 @@ class Dispatcher(Generic[T]):
         log.warning("on_idle_failed", queue=self.name, worker=worker.index, handler=entry.label, **describe(error))
 
 
+def _own_list(entry: Entry[T] | None, lists: dict[Entry[T] | None, list[T]], own: set[Entry[T] | None]) -> list[T]:
+    """A handler's list to add to: never one that belongs to a chunk."""
+    if entry not in own:
+        own.add(entry)
+        lists[entry] = lists[entry].copy() if entry in lists else []
+    return lists[entry]
+
+
 def _differ(first: type, items: Sequence[object]) -> bool:
     """Whether the items are of several types."""
     return type(items[-1]) is not first or countOf(map(type, items), first) != len(items)
 
 
+def _partitions_of(worker: Worker[Any], items: Sequence[object]) -> list[int]:
+    """Where, of the worker's round, such items come from; looked up only for a log event."""
+    kinds = set(map(type, items))
+    return sorted({partition.index for partition, taken, _ in worker.chunks if not kinds.isdisjoint(map(type, taken))})
+
+
 def is_cancelled(worker: Worker[Any]) -> bool:
     """Whether the worker itself is being cancelled, rather than something that its handler waited for."""
     return worker.task is not None and worker.task.cancelling() > 0
+
+
+def ends_the_worker(worker: Worker[Any], error: BaseException) -> bool:
+    """Whether an error is meant for the worker, the loop or the interpreter, and not for a handler's batch."""
+    if isinstance(error, asyncio.CancelledError):
+        return is_cancelled(worker)
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)

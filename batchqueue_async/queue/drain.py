@@ -29,10 +29,14 @@ current_round: ContextVar[tuple[Worker[Any], int] | None] = ContextVar("batchque
 """The worker in whose handler call this code runs, and the number of its round: a deadlock shows by it."""
 
 
+Chunk = tuple["Partition[T]", "list[T]", "type | None"]
+"""Items taken out of a partition, and their type if they are of one."""
+
+
 class Dispatch(Protocol[T]):
     """What a worker does with what it took: the next station of an item's way."""
 
-    async def run(self, worker: Worker[T], chunks: list[tuple[Partition[T], list[T]]]) -> None:
+    async def run(self, worker: Worker[T], chunks: list[Chunk[T]]) -> None:
         """Give every item of the chunks to its handler; raise only when the worker is cancelled."""
         ...
 
@@ -96,7 +100,7 @@ class Worker(Generic[T]):
         """Called after `REVIEW_AFTER` items, until the queue takes it away."""
         self.partitions: list[Partition[T]] = []
         self.ready: deque[Partition[T]] = deque()
-        self.chunks: list[tuple[Partition[T], list[T]]] = []
+        self.chunks: list[Chunk[T]] = []
         self.round = 0
         self.in_round = False
         self.in_idle = False
@@ -235,32 +239,32 @@ class Worker(Generic[T]):
         if self.review is not None and self.taken >= REVIEW_AFTER:
             self.review()
         self.chunks, self.groups = [], []
-        for partition, _ in chunks:
+        for partition, _, _ in chunks:
             partition.in_flight = 0
             if partition.watches or partition.leaving:
                 partition.settle()
             if partition.heir is not None:
                 self._give_to_heir(partition)
 
-    def _take(self, now: float) -> list[tuple[Partition[T], list[T]]]:
+    def _take(self, now: float) -> list[Chunk[T]]:
         ready = self.ready
         whole = self.rules.whole_rounds
         budget = self.rules.max_batch
         oldest = math.inf
         taken = 0
-        chunks: list[tuple[Partition[T], list[T]]] = []
+        chunks: list[Chunk[T]] = []
         for _ in range(len(ready)):
             partition = ready.popleft()
             partition.linger_step = None
             since = partition.since
             start = partition.removed
-            items = partition.take(budget)
+            runs = partition.take_runs(budget)
             if partition.listed:
                 ready.append(partition)
                 partition.note_rest(now)
             elif partition.marks:
                 partition.marks = None
-            count = len(items)
+            count = partition.removed - start
             if not count:
                 continue
             partition.flight_start = start
@@ -268,7 +272,8 @@ class Worker(Generic[T]):
             taken += count
             if since < oldest:  # noqa: PLR1730 - min() costs ten times as much, for each partition of each round
                 oldest = since
-            chunks.append((partition, items))
+            for kind, items in runs:
+                chunks.append((partition, items, kind))
             if whole:
                 budget -= count
                 if not budget:
@@ -329,16 +334,18 @@ class Worker(Generic[T]):
 
     def note_failure(self, place: int, error: BaseException) -> None:
         """Tell those who wait for the items of a handler call that they were not handled."""
-        watched = [partition for partition, _ in self.chunks if partition.watches]
-        if not watched:
+        if not any(partition.watches for partition, _, _ in self.chunks):
             return
         entry, items = self.groups[place]
         # The calls of one handler hold its items in the order of the chunks: that gives each item's number back.
         kinds = {type(item) for other, batch in self.groups if other is entry for item in batch}
         first = sum(len(batch) for other, batch in self.groups[:place] if other is entry)
         passed = 0
-        for partition, taken in self.chunks:
-            for number, item in enumerate(taken, partition.flight_start):
+        numbers: dict[Partition[T], int] = {}
+        for partition, taken, _ in self.chunks:
+            start = numbers.get(partition, partition.flight_start)
+            numbers[partition] = start + len(taken)
+            for number, item in enumerate(taken, start):
                 if type(item) in kinds:
                     if first <= passed < first + len(items):
                         for watch in partition.watches or ():

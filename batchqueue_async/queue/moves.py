@@ -16,7 +16,7 @@ from batchqueue_async.queue.waits import Watch, break_circle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from batchqueue_async.queue.partition import Partition, Waiter
+    from batchqueue_async.queue.partition import Lane, Partition, Waiter
     from batchqueue_async.queue.waits import Wait
 
 T = TypeVar("T")
@@ -25,19 +25,27 @@ T = TypeVar("T")
 class Transit(Generic[T]):
     """Items on their way from an old partition to a new one, in order, until the old one has finished its part."""
 
-    __slots__ = ("_on_arrival", "fence", "items", "source", "target", "watches")
+    __slots__ = ("_entrance", "_on_arrival", "fence", "items", "source", "target", "watches")
 
     # To a producer's fast path a transit looks like a full partition, so that it takes the slow path.
     spare = NOTHING_TO_SPARE
     tail: ClassVar[list[Any]] = []
 
-    def __init__(self, source: Partition[T], target: Partition[T], on_arrival: Callable[[Transit[T]], None]) -> None:
+    def __init__(
+        self,
+        source: Partition[T],
+        target: Partition[T],
+        entrance: Callable[[], Partition[T] | Lane[T]],
+        on_arrival: Callable[[Transit[T]], None],
+    ) -> None:
+        source.order()
         self.source = source
         self.target = target
         self.fence = source.accepted
         """When the source has finished everything below this number, the way is clear."""
         self.items: list[T] = []
         self.watches: list[Watch] = []
+        self._entrance = entrance
         self._on_arrival = on_arrival
         if source.leaving is None:
             source.leaving = []
@@ -53,7 +61,8 @@ class Transit(Generic[T]):
 
     def offer(self, item: T) -> bool:
         """Take an item in if the target has a free place and nobody waits for it."""
-        if self.target.closed or self.target.full():
+        target = self.target
+        if target.closed or target.waiters or target.permits or not target.make_room(1):
             return False
         self._hold((item,))
         return True
@@ -70,10 +79,12 @@ class Transit(Generic[T]):
 
     def evict(self) -> T:
         """Remove the oldest item that can make room in the target."""
-        if not self.items or self.target.qsize():
-            return self.target.evict()
+        return self.target.evict()
+
+    def evict_first(self) -> T:
+        """Remove the oldest item on its way to the target, which is empty, as if it had arrived and gone."""
         self.target.held -= 1
-        self.target.removed += 1  # it has come and gone; with nothing inside, no other item's number changes
+        self.target.removed += 1
         item = self.items.pop(0)
         for watch in self.watches:
             if watch.start == 0 < watch.end:
@@ -97,18 +108,26 @@ class Transit(Generic[T]):
 
     def try_to_arrive(self) -> bool:
         """Go on into the target if the source has finished its part."""
-        source, target = self.source, self.target
-        if source.finished < self.fence:
+        if self.source.finished < self.fence:
             return False
+        self.arrive()
+        return True
+
+    def arrive(self) -> None:
+        """Put everything into the target, and be gone."""
+        source, target = self.source, self.target
         if source.leaving is not None:
             source.leaving.remove(self)
             source.leaving = source.leaving or None
         if target.arriving is not None:
             target.arriving.remove(self)
             target.arriving = target.arriving or None
+        target.order()
         base = target.accepted
         target.held -= len(self.items)
-        target.tail.extend(self.items)
+        self._entrance().tail.extend(self.items)
+        if self.watches:
+            target.order()
         for watch in self.watches:
             watch.wait.watch(target, base + watch.start, base + watch.end)
             watch.wait.release()
@@ -117,7 +136,20 @@ class Transit(Generic[T]):
         else:
             target.arm()
         self._on_arrival(self)
-        return True
+
+    def fail_waits(self, error: BaseException) -> None:
+        """Nothing here will arrive: tell those who wait for it."""
+        watches, self.watches = self.watches, []
+        for watch in watches:
+            watch.wait.fail(self.items[watch.start : watch.end], error)
+            watch.wait.release()
+
+    def drop(self) -> list[T]:
+        """Remove everything, and tell nobody: the loop of those who wait has ended."""
+        items, self.items = self.items, []
+        self.target.held -= len(items)
+        self.target.removed += len(items)
+        return items
 
     def _hold(self, items: Iterable[T]) -> int:
         before = len(self.items)

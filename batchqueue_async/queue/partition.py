@@ -42,6 +42,10 @@ class Gate(Protocol):
         """Take places back that the door has not used; whether there were any."""
         ...
 
+    def unused(self) -> int:
+        """How many of the places lent to the door hold no item."""
+        ...
+
 
 class Waiter:
     """A producer in line for places: `future` resolves when `permits` of the `want` are granted, or on closing.
@@ -92,6 +96,34 @@ class Waiter:
         self.future = asyncio.get_running_loop().create_future()
 
 
+class Lane(Generic[T]):
+    """The items of one type in a partition: kept by type as they come, they need not be sorted as they go."""
+
+    __slots__ = ("kind", "line", "spare", "tail")
+
+    def __init__(self, kind: type, line: Partition[T]) -> None:
+        self.kind = kind
+        self.line = line
+        self.tail: list[T] = []
+        self.spare = line.spare
+
+    def offer(self, item: T) -> bool:
+        """Take an item in if the partition has a free place and nobody waits for it."""
+        return self.line.offer(item, self)
+
+    def redeem(self, waiter: Waiter, items: Iterable[T]) -> None:
+        """Put items into the places that the waiter was granted."""
+        self.line.redeem(waiter, items, self)
+
+    def evict(self) -> T:
+        """Remove the oldest waiting item of the partition to make room."""
+        return self.line.evict()
+
+    def watch(self, wait: Wait, count: int) -> None:
+        """Let a caller wait for the last `count` items, put in right after `order`."""
+        self.line.watch(wait, count)
+
+
 class Partition(Generic[T]):
     """A bounded asyncio queue with a bulk `take`; like `asyncio.Queue`, except that waiting putters are never passed.
 
@@ -104,8 +136,9 @@ class Partition(Generic[T]):
     """
 
     __slots__ = (
-        "_head",
         "_position",
+        "_sealed",
+        "_sealed_count",
         "arriving",
         "attend",
         "capacity",
@@ -118,6 +151,7 @@ class Partition(Generic[T]):
         "held",
         "in_flight",
         "index",
+        "lanes",
         "leaving",
         "linger_step",
         "listed",
@@ -128,7 +162,6 @@ class Partition(Generic[T]):
         "since",
         "spare",
         "tail",
-        "types",
         "waiters",
         "watches",
     )
@@ -138,8 +171,11 @@ class Partition(Generic[T]):
         self.capacity = capacity
         self.tail: list[T] = []
         self.spare = NOTHING_TO_SPARE
-        # What a partial take left over stands in `_head` from `_position` on, before everything in `tail`.
-        self._head: list[Any] = []
+        self.lanes: list[Lane[T]] | None = None
+        """Where items are kept by type instead of in `tail`."""
+        # Items stand in the order of their numbers once they are sealed: in runs, from `_position` on in the first.
+        self._sealed: deque[tuple[type | None, list[Any]]] | None = None
+        self._sealed_count = 0
         self._position = 0
         self.removed = 0
         """How many items have left the buffer, taken or evicted: the sequence number of the oldest one inside."""
@@ -156,7 +192,6 @@ class Partition(Generic[T]):
         self.since = 0.0
         """No item inside is older than this."""
         self.marks: list[tuple[int, float]] | None = None
-        self.types: set[type] | None = None
         self.owner: Worker[T] | None = None
         self.heir: Worker[T] | None = None
         self.arriving: list[Transit[T]] | None = None
@@ -176,7 +211,53 @@ class Partition(Generic[T]):
 
     def qsize(self) -> int:
         """How many items wait inside."""
-        return len(self.tail) + len(self._head) - self._position
+        count = self._sealed_count + len(self.tail)
+        for lane in self.lanes or ():
+            count += len(lane.tail)
+        return count
+
+    def items(self) -> list[T]:
+        """The items that wait inside: those with a number first, oldest first."""
+        numbered = [item for _, run in self._sealed or () for item in run][self._position :]
+        return [*numbered, *self.tail, *(item for lane in self.lanes or () for item in lane.tail)]
+
+    def order(self) -> None:
+        """Let what comes in later come after what is inside, whatever its type."""
+        if self.lanes is not None:
+            self.seal()
+
+    def seal(self) -> None:
+        """Give every item inside its number. The countdown of places goes on: as many are taken as before."""
+        runs = self._open_runs()
+        if runs:
+            if self._sealed is None:
+                self._sealed = deque()
+            for run in runs:
+                self._sealed.append(run)
+                self._sealed_count += len(run[1])
+
+    def _open_runs(self) -> list[tuple[type | None, list[T]]]:
+        """Take out what is not sealed."""
+        runs: list[tuple[type | None, list[T]]] = []
+        if self.tail:
+            runs.append((None, self.tail))
+            self.tail = []
+        for lane in self.lanes or ():
+            if lane.tail:
+                runs.append((lane.kind, lane.tail))
+                lane.tail = []
+        return runs
+
+    def lane(self, kind: type) -> Lane[T]:
+        """Keep the items of a type by themselves from now on."""
+        lane = Lane(kind, self)
+        self.lanes = [*(self.lanes or ()), lane]
+        return lane
+
+    def close_lane(self, kind: type) -> None:
+        """The items of a type come in elsewhere from now on."""
+        self.seal()
+        self.lanes = [lane for lane in self.lanes or () if lane.kind is not kind]
 
     def empty(self) -> bool:
         """Whether no item waits inside."""
@@ -184,7 +265,8 @@ class Partition(Generic[T]):
 
     def full(self) -> bool:
         """Whether a further item would be refused or have to wait."""
-        return bool(self.waiters) or bool(self.permits) or self.room() <= 0
+        unused = 0 if self.gate is None else self.gate.unused()
+        return bool(self.waiters) or bool(self.permits) or self.room() + unused <= 0
 
     def room(self) -> int:
         """How many places are neither taken nor promised."""
@@ -216,35 +298,36 @@ class Partition(Generic[T]):
 
     # -- coming in -----------------------------------------------------------------------------------------------
 
-    def offer(self, item: T) -> bool:
+    def offer(self, item: T, into: Lane[T] | None = None) -> bool:
         """Take an item in if there is a free place and nobody waits for it."""
+        tail = self.tail if into is None else into.tail
         if self.closed or self.waiters or self.permits:
             return False
         if self.listed or self.attend is None or self.held >= self.capacity:
-            if not self._make_room(1):
+            if not self.make_room(1):
                 return False
-            self.tail.append(item)
+            tail.append(item)
             self.touch()
             return True
-        self.tail.append(item)
+        tail.append(item)
         # The usual case of `touch`, written out: the first item into an empty partition.
         self.listed = True
         self.since = self.attend(self)
         if self.linger_step is None:
-            self.spare = repeat(None, self.capacity - self.held - 1)
+            self._set_spare(repeat(None, self.capacity - self.held - 1))
         else:
             self.arm()
         return True
 
-    def offer_many(self, items: Sequence[T]) -> bool:
+    def offer_many(self, items: Sequence[T], into: Lane[T] | None = None) -> bool:
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
-        if self.closed or self.waiters or self.permits or not self._make_room(len(items)):
+        if self.closed or self.waiters or self.permits or not self.make_room(len(items)):
             return False
-        self.tail.extend(items)
+        (self.tail if into is None else into.tail).extend(items)
         self.touch()
         return True
 
-    def _make_room(self, count: int) -> bool:
+    def make_room(self, count: int) -> bool:
         """Whether there are so many free places, once the door has given back what it does not use."""
         while self.room() < count:
             if self.gate is None or not self.gate.reclaim():
@@ -265,20 +348,25 @@ class Partition(Generic[T]):
     def arm(self) -> None:
         """Set how many places the producers' fast path may fill."""
         if self.closed or not self.listed or self.waiters or self.permits:
-            self.spare = NOTHING_TO_SPARE
+            self._set_spare(NOTHING_TO_SPARE)
             return
-        room = self.capacity - len(self.tail) - (len(self._head) - self._position) - self.held
+        room = self.capacity - self.qsize() - self.held
         if self.linger_step is not None:
             # The item that fills the partition, or may fill the batch, takes the slow path: its worker has to know.
             room = min(room, self.linger_step) - 1
-        self.spare = repeat(None, max(0, room))
+        self._set_spare(repeat(None, max(0, room)))
+
+    def _set_spare(self, spare: repeat[None]) -> None:
+        self.spare = spare
+        for lane in self.lanes or ():
+            lane.spare = spare  # one countdown for all of them
 
     def evict(self) -> T:
         """Remove the oldest waiting item to make room; whoever waits for it learns that it was dropped."""
         if not self.qsize():
-            return next(transit for transit in self.arriving or () if transit.items).evict()
+            return next(transit for transit in self.arriving or () if transit.items).evict_first()
         number = self.removed
-        item = self._remove(1)[0]
+        ((_, (item,)),) = self._remove(1)
         for watch in self.watches or ():
             if watch.start <= number < watch.end:
                 watch.wait.fail((item,), ItemDroppedError("the item made room for a newer one (DROP_OLDEST)"))
@@ -331,6 +419,8 @@ class Partition(Generic[T]):
         while waiters:
             room = self.room()
             if room <= 0:
+                if self.gate is not None and self.gate.reclaim():
+                    continue
                 break
             waiter = waiters[0]
             share = min(room, waiter.want)
@@ -346,11 +436,12 @@ class Partition(Generic[T]):
             waiters.popleft()
         self.arm()
 
-    def redeem(self, waiter: Waiter, items: Iterable[T]) -> None:
+    def redeem(self, waiter: Waiter, items: Iterable[T], into: Lane[T] | None = None) -> None:
         """Put items into the places that the waiter was granted."""
-        before = len(self.tail)
-        self.tail.extend(items)
-        self.use_permits(waiter, len(self.tail) - before)
+        tail = self.tail if into is None else into.tail
+        before = len(tail)
+        tail.extend(items)
+        self.use_permits(waiter, len(tail) - before)
         self.touch()
 
     def use_permits(self, waiter: Waiter, used: int) -> None:
@@ -371,7 +462,8 @@ class Partition(Generic[T]):
             self.gate.refill()
 
     def watch(self, wait: Wait, count: int) -> None:
-        """Let a caller wait for the last `count` items."""
+        """Let a caller wait for the last `count` items, put in right after `order`."""
+        self.order()
         wait.watch(self, self.accepted - count, self.accepted)
 
     def awaited_by(self, wait: Wait) -> bool:
@@ -390,44 +482,62 @@ class Partition(Generic[T]):
 
     def take(self, most: int) -> list[T]:
         """Remove up to `most` items, oldest first, and let waiting producers have the room."""
-        if not (self._head or self.waiters or self.permits or self.gate) and len(self.tail) <= most:
-            items, self.tail = self.tail, []
-            self.removed += len(items)
+        return [item for _, run in self.take_runs(most) for item in run]
+
+    def take_runs(self, most: int) -> list[tuple[type | None, list[T]]]:
+        """The same, as runs of items: of one type where the run names it, of any type else."""
+        count = self.qsize()
+        if count <= most and not (self.waiters or self.permits or self.gate):
+            runs = self._open_runs()
+            if self._sealed:
+                runs = [*self._all_sealed(), *runs]
+            self.removed += count
             self.listed = False
-            self.spare = NOTHING_TO_SPARE
-            return items
-        items = self._remove(most)
-        self.listed = self.listed and bool(self.tail or self._head)
+            self._set_spare(NOTHING_TO_SPARE)
+            return runs
+        runs = self._remove(most)
+        self.listed = self.listed and self.qsize() > 0
         if self.waiters or self.permits:
             self.grant()
         else:
             self.arm()
         if self.gate is not None:
             self.gate.refill()
-        return items
+        return runs
 
-    def _remove(self, most: int) -> list[T]:
-        items: list[T]
-        if not self._head:
-            if len(self.tail) <= most:
-                items, self.tail = self.tail, []
-                self.removed += len(items)
-                return items
-            self._head, self.tail = self.tail, []
-        end = min(self._position + most, len(self._head))
-        items = self._head[self._position : end]
-        if end == len(self._head):
-            self._head, self._position = [], 0
-        else:
-            # Taken places let go of their items at once; the list itself goes when it is used up.
-            gone: list[Any] = [None] * len(items)
-            self._head[self._position : end] = gone
-            self._position = end
-        self.removed += len(items)
-        missing = most - len(items)
-        if missing and self.tail:
-            items += self._remove(missing)
-        return items
+    def _all_sealed(self) -> list[tuple[type | None, list[T]]]:
+        runs = list(self._sealed or ())
+        if self._position:
+            runs[0] = (runs[0][0], runs[0][1][self._position :])
+        self._sealed = None
+        self._sealed_count = self._position = 0
+        return runs
+
+    def _remove(self, most: int) -> list[tuple[type | None, list[T]]]:
+        self.seal()
+        runs: list[tuple[type | None, list[T]]] = []
+        while most and self._sealed:
+            kind, run = self._sealed[0]
+            start, end = self._position, min(self._position + most, len(run))
+            if end < len(run):
+                taken = run[start:end]
+                # Taken places let go of their items at once; the list itself goes when it is used up.
+                gone: list[Any] = [None] * len(taken)
+                run[start:end] = gone
+                self._position = end
+            else:
+                taken = run[start:] if start else run
+                self._sealed.popleft()
+                self._position = 0
+            runs.append((kind, taken))
+            most -= len(taken)
+            self._sealed_count -= len(taken)
+            self.removed += len(taken)
+        return runs
+
+    def drop(self) -> list[T]:
+        """Remove everything, and tell nobody: the loop of those who wait has ended."""
+        return [item for _, run in self._remove(self.qsize()) for item in run]
 
     def note_rest(self, now: float) -> None:
         """Remember, at a take that left items behind, what bounds their age."""
@@ -448,6 +558,8 @@ class Partition(Generic[T]):
         """Like `asyncio.Queue.put`; raises `asyncio.QueueFull` if the partition closes."""
         if self.offer(item):
             return
+        if self.closed:
+            raise asyncio.QueueFull
         waiter = self.enlist(1)
         try:
             await waiter.future
@@ -478,7 +590,10 @@ class Partition(Generic[T]):
                 elif self.qsize():
                     self._wake_getter()  # the wake-up was ours to use; hand it on
                 raise
-        return self.get_nowait()
+        item = self.get_nowait()
+        if self.qsize():
+            self._wake_getter()  # items that came in together woke one getter
+        return item
 
     def _wake_getter(self) -> None:
         while self.getters:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.queue.moves import Transit
-from batchqueue_async.queue.partition import Partition
+from batchqueue_async.queue.partition import Lane, Partition
 from batchqueue_async.queue.selector import RoundRobin, TypeHash, stable_type_hash
 from batchqueue_async.queue.waits import Wait, break_circle
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.selector import Selector
 
 T = TypeVar("T")
-Place = Partition[T] | Transit[T]
+Place = Partition[T] | Lane[T] | Transit[T]
 
 
 def _nothing() -> None:
@@ -38,13 +38,16 @@ class Placement(Generic[T]):
         transits: what is moving.
     """
 
-    def __init__(self, name: str, selector: Selector[T], partitions: list[Partition[T]], *, grows: bool) -> None:
+    def __init__(
+        self, name: str, selector: Selector[T], partitions: list[Partition[T]], *, grows: bool, lanes: bool
+    ) -> None:
         self.name = name
         self.selector = selector
         self.partitions = partitions
         self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
         typed = self.only is None and type(selector) is TypeHash
         self.by_type: dict[type, Place[T]] | None = {} if typed else None
+        self._lanes = lanes
         self.transits: list[Transit[T]] = []
         self.on_settled: Callable[[], None] = _nothing
         self.on_rerouted: Callable[[], None] = _nothing
@@ -60,10 +63,13 @@ class Placement(Generic[T]):
         if self.only is not None:
             return self.only
         if self.by_type is not None:
-            kind = type(item)
-            return self.by_type.get(kind) or self._first_of(kind)
+            return self.place_of_type(type(item))
         index = self.index_of(item)
         return self._moving(item, index) if self._fences else self.partitions[index]
+
+    def place_of_type(self, kind: type) -> Place[T]:
+        """Where the items of a type go, under `type_hash`; a type met for the first time gets its place."""
+        return (self.by_type or {}).get(kind) or self._first_of(kind)
 
     def place_in_line(self, item: T, line: Partition[T]) -> Place[T]:
         """The place of an item whose producer has got room by waiting in a line."""
@@ -92,7 +98,8 @@ class Placement(Generic[T]):
         Left in its old line it would wait for a partition that its item has nothing to do with any more, while later
         items of its type pass it.
         """
-        for partition in self.partitions:
+        crowded = [partition for partition in self.partitions if partition.waiters or partition.granted]
+        for partition in crowded:
             for waiter in partition.in_line():
                 if waiter.stays:
                     continue
@@ -110,40 +117,31 @@ class Placement(Generic[T]):
     def _home(self, kind: type) -> Partition[T]:
         return self.partitions[stable_type_hash(kind) % len(self.partitions)]
 
-    def _first_of(self, kind: type) -> Partition[T]:
-        home = self._home(kind)
-        self._settle_type(kind, home)
-        return home
+    def _first_of(self, kind: type) -> Place[T]:
+        return self._settle_type(kind, self._home(kind))
 
-    def _settle_type(self, kind: type, home: Partition[T]) -> None:
+    def _settle_type(self, kind: type, home: Partition[T]) -> Partition[T] | Lane[T]:
+        place = home.lane(kind) if self._lanes else home
         if self.by_type is not None:
-            self.by_type[kind] = home
-        if home.types is None:
-            home.types = {kind}
-        else:
-            home.types.add(kind)
+            self.by_type[kind] = place
+        return place
 
     def _move_type(self, kind: type) -> None:
         if self.by_type is None:
             return
         old, home = self.by_type[kind], self._home(kind)
-        if isinstance(old, Transit) or old is home:
+        if isinstance(old, Transit) or old.line is home:
             return  # one on its way is looked at again when it arrives
-        if old.finished == old.accepted:
-            self._leave_type(kind, old)
+        if self._lanes:
+            old.line.close_lane(kind)
+        if old.line.finished == old.line.accepted:
             self._settle_type(kind, home)
             return
-        transit = Transit(old, home, partial(self._type_arrived, kind))
+        transit = Transit(old.line, home, partial(self._settle_type, kind, home), partial(self._type_arrived, kind))
         self.transits.append(transit)
         self.by_type[kind] = transit
 
-    def _leave_type(self, kind: type, old: Partition[T]) -> None:
-        if old.types is not None:
-            old.types.discard(kind)
-
     def _type_arrived(self, kind: type, transit: Transit[T]) -> None:
-        self._leave_type(kind, transit.source)
-        self._settle_type(kind, transit.target)
         self.transits.remove(transit)
         self._move_type(kind)
         self.on_rerouted()
@@ -154,9 +152,20 @@ class Placement(Generic[T]):
 
     def index_of(self, item: T) -> int:
         """The index that a selector gives for the item now."""
-        return self._ask(item, self._width)
+        return self.ask(item, self._width)
 
-    def _ask(self, item: T, width: int) -> int:
+    @property
+    def width(self) -> int:
+        """Below what a selector's index is for an item that comes in now: its last stop has that index."""
+        return self._next_width if self._fences else self._width
+
+    @property
+    def moving(self) -> bool:
+        """Whether some items have to take their way through a transit."""
+        return bool(self.transits) or bool(self._fences)
+
+    def ask(self, item: T, width: int) -> int:
+        """The selector's index for an item, checked; from any thread."""
         index = self.selector(item, width)
         if not 0 <= index < width:
             raise ConfigError(
@@ -184,10 +193,11 @@ class Placement(Generic[T]):
         self._fences = []
         if len(self.partitions) > self._width:
             self._move_all()
+        self.on_rerouted()
 
     def _moving(self, item: T, index: int) -> Place[T]:
         old = self.partitions[index]
-        new_index = self._ask(item, self._next_width)
+        new_index = self.ask(item, self._next_width)
         if new_index == index:
             return old
         pair = (index, new_index)
@@ -197,7 +207,7 @@ class Placement(Generic[T]):
         new = self.partitions[new_index]
         if old.finished >= self._fences[index]:
             return new
-        transit = Transit(old, new, partial(self._pair_arrived, pair))
+        transit = Transit(old, new, lambda: new, partial(self._pair_arrived, pair))
         transit.fence = self._fences[index]
         self._pairs[pair] = transit
         self.transits.append(transit)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from batchqueue_async.config import BufferStrategy, QueueConfig
 from batchqueue_async.errors import DeadlockError, WrongLoopError
 from batchqueue_async.queue.drain import Worker, current_round
-from batchqueue_async.queue.partition import Partition
+from batchqueue_async.queue.moves import Transit
+from batchqueue_async.queue.partition import Lane, Partition
 from batchqueue_async.queue.selector import RoundRobin
 from batchqueue_async.queue.stats import Tally
-from batchqueue_async.queue.waits import Wait, circle
+from batchqueue_async.queue.waits import Wait, break_circle, circle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _ThreadMark(Protocol):
+class ThreadMark(Protocol):
     """The part of a lock that tells whether the calling thread holds it; `threading.Condition` relies on it, too."""
 
     def _is_owned(self) -> bool: ...
@@ -62,7 +63,7 @@ class Producing(Generic[T]):
         self.config = config
         self._loop = loop or _running_loop(name)
         self._lock = threading.RLock()
-        self._here = cast("_ThreadMark", self._lock)
+        self._here = cast("ThreadMark", self._lock)
         self._closed = False
         self._door: Door | None = None
         self._blocking = config.strategy is BufferStrategy.BLOCKING
@@ -194,6 +195,8 @@ class Producing(Generic[T]):
                 if done < len(items):
                     waiter.renew()
                     waiter.line.grant()
+                    if worker is not None:
+                        break_circle(worker)  # it waited for nobody while it had places; now it does again
             return done
         finally:
             if worker is not None and before is not None:
@@ -206,6 +209,8 @@ class Producing(Generic[T]):
         """Put items into the places that the line granted; how many."""
         if items:
             place = self._placement.place_in_line(items[0], waiter.line)
+            if wait is not None:
+                place.line.order()
             place.redeem(waiter, items)
             if wait is not None:
                 place.watch(wait, len(items))
@@ -264,7 +269,9 @@ class Producing(Generic[T]):
         if type(items[-1]) is not kind or countOf(map(type, items), kind) != len(items):
             return False
         place = self._placement.place(items[0])
-        return isinstance(place, Partition) and place.offer_many(items)
+        if isinstance(place, Transit):
+            return False
+        return place.line.offer_many(items, place if isinstance(place, Lane) else None)
 
     def _bulk_by_place(self, items: Sequence[T]) -> bool:
         parts: dict[Place[T], list[T]] = {}
@@ -306,6 +313,8 @@ class Producing(Generic[T]):
         """Put items in one by one from `start` on, without waiting; the index of the first that has no place."""
         if self._only is not None and self.config.strategy is not BufferStrategy.DROP_OLDEST:
             return self._fill_only(self._only, items, start, wait)
+        if wait is not None:
+            return self._take_watched(items, start, wait)
         by_type = self._by_type or {}
         for index in range(start, len(items)):
             item = items[index]
@@ -319,9 +328,25 @@ class Producing(Generic[T]):
             else:
                 if not self._offer_counted_by_caller(place, item):
                     return index
-            if wait is not None:
-                place.watch(wait, 1)
         return len(items)
+
+    def _take_watched(self, items: Sequence[T], start: int, wait: Wait) -> int:
+        """The same for items that a caller waits for, a run of one type at a time."""
+        # Where one item may evict the one before, each has to be watched before the next comes.
+        one_by_one = self._by_type is None or self.config.strategy is BufferStrategy.DROP_OLDEST
+        index = start
+        while index < len(items):
+            place, kind, first = self._placement.place(items[index]), type(items[index]), index
+            place.line.order()
+            while index < len(items) and type(items[index]) is kind:
+                if not self._offer_counted_by_caller(place, items[index]):
+                    place.watch(wait, index - first)
+                    return index
+                index += 1
+                if one_by_one:
+                    break
+            place.watch(wait, index - first)
+        return index
 
     def _fill_only(self, line: Partition[T], items: Sequence[T], start: int, wait: Wait | None) -> int:
         """The same for a single partition: as many as there is room for, at once."""

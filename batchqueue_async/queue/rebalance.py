@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from batchqueue_async import log
@@ -60,6 +61,7 @@ class Rebalancer(Generic[T]):
             wanted = self.balancer.assign(throughput, owners, len(self.workers))
             if wanted is None:
                 return 0
+            wanted = [operator.index(each) for each in wanted]
             self._check(wanted)
         except Exception as error:  # noqa: BLE001 - a balancer is the user's code; without its advice all goes on
             log.error("balancer_failed", queue=self.name, **describe(error))

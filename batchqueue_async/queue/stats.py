@@ -128,6 +128,10 @@ class Distribution:
 class PartitionStats:
     """One partition at one moment.
 
+    Example:
+        >>> PartitionStats(index=0, used=30, capacity=40, accepted=100, owner=0, waiting=0).used_ratio
+        0.75
+
     Attributes:
         index: its number, from 0.
         used: items waiting in it.
@@ -154,6 +158,10 @@ class PartitionStats:
 class WorkerStats:
     """One drain task at one moment.
 
+    Example:
+        >>> WorkerStats(index=0, partitions=4, taken=1_000, busy=2.5, in_flight=10).taken
+        1000
+
     Attributes:
         index: its number, from 0.
         partitions: how many partitions it owns.
@@ -172,6 +180,18 @@ class WorkerStats:
 @dataclass(frozen=True, slots=True)
 class QueueStats:
     """A queue at one moment.
+
+    Example:
+        >>> import asyncio, batchqueue_async as bq
+        >>> async def main() -> None:
+        ...     async def handle(batch: list[str]) -> None: ...
+        ...     async with bq.BatchQueueManager() as manager:
+        ...         queue = manager.create("words", bq.QueueConfig(consumer=handle))
+        ...         await queue.produce_many(["to", "be"])
+        ...         stats = queue.stats()
+        ...         print(stats.accepted, "accepted,", stats.used, "waiting")
+        >>> asyncio.run(main())
+        2 accepted, 2 waiting
 
     The counts add up: `attempted == accepted + refused + dropped_before`, and
     `accepted == handled + failed + unhandled + dropped_after + in_flight + used`.
@@ -237,6 +257,11 @@ class QueueStats:
 @dataclass(frozen=True, slots=True)
 class ShutdownReport:
     """What became of every item that a queue accepted, up to the end of its shutdown.
+
+    Example:
+        >>> report = ShutdownReport(handled=8, failed=1, undelivered=["late"], elapsed=2.0, accepted=10)
+        >>> report.complete
+        False
 
     `accepted == handled + failed + unhandled + dropped_after + len(undelivered)`.
 

@@ -193,8 +193,7 @@ def circle(worker: Worker[Any]) -> list[Worker[Any]]:
 
 
 def break_circle(worker: Worker[Any]) -> None:
-    """If the worker's wait closes a circle, end one wait of the circle with a `DeadlockError`."""
-    for other in circle(worker):
-        if other.break_wait is not None:
-            other.break_wait()
-            return
+    """As long as the worker's wait closes a circle, end one wait of the circle with a `DeadlockError`."""
+    # One may not be enough: who waits for several partitions at once may be in several circles.
+    while ends := [other.break_wait for other in circle(worker) if other.break_wait is not None]:
+        ends[0]()

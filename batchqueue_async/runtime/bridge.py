@@ -6,14 +6,16 @@ Handlers stay async and run on the bridge's loop; only the callers are elsewhere
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError
+from batchqueue_async import forks, log
+from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
-from batchqueue_async.runtime.manager import BatchQueueManager
+from batchqueue_async.queue.closing import CANCEL_GRACE
+from batchqueue_async.runtime.asking import AskedTooLongError, answer
+from batchqueue_async.runtime.manager import LOOP_GRACE, BatchQueueManager
 from batchqueue_async.runtime.scheduler import Scheduler
 from batchqueue_async.runtime.sync_queue import SyncQueue, as_coroutine
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from batchqueue_async.config import QueueConfig
+    from batchqueue_async.queue.batch_queue import BatchQueue
     from batchqueue_async.queue.stats import ShutdownReport
 
 T = TypeVar("T")
@@ -60,6 +63,8 @@ class SyncBridge:
         self._lock = threading.Lock()
         self._home: Scheduler | None = None
         self._closed = False
+        self._forked = False
+        forks.watch(self)
         self.name = f"bridge-{next(_bridge_numbers)}"
 
     @property
@@ -67,25 +72,46 @@ class SyncBridge:
         """The manager that knows the bridge's queues."""
         return self._manager
 
+    def after_fork(self) -> None:
+        """In a forked child: a lock that another thread held would stay locked."""
+        self._lock = threading.Lock()
+        self._forked = True
+
+    def _check(self) -> None:
+        if self._forked:
+            raise ForkedError(
+                f"{self.name} was made before this process was forked, and its loop's thread did not come along; "
+                "make a new SyncBridge in the child"
+            )
+        if self._closed:
+            raise QueueClosedError(f"{self.name} is closed; make a new SyncBridge")
+
     def _scheduler(self) -> Scheduler:
+        self._check()
         with self._lock:
-            if self._closed:
-                raise QueueClosedError(f"{self.name} is closed; make a new SyncBridge")
-            if self._home is None:
-                self._home = Scheduler(self.name, WorkerPolicy.io_bound())
-                self._manager.close_at_exit()
-            self._home.check()
-            return self._home
+            self._check()
+            return self._start()
+
+    def _start(self) -> Scheduler:
+        if self._home is None:
+            self._home = Scheduler(self.name, WorkerPolicy.io_bound())
+            self._manager.close_at_exit()
+        return self._home
 
     def get_or_create(
         self, name: str, config: QueueConfig[T] | None = None, timeout: float | None = None
     ) -> SyncQueue[T]:
         """The queue of that name; made on the bridge's loop, or on the scheduler that `config` names."""
+        self._check()
         existing = self._manager.get(name)
-        if existing is not None or (config is not None and config.scheduler is not None):
+        shared = config is not None and config.scheduler is not None
+        if shared or (existing is not None and not existing.ended):
             return self._manager.get_or_create(name, config).bridge()
-        queue = self.call(as_coroutine, self._manager.get_or_create, name, config, timeout=timeout)
-        return cast("SyncQueue[T]", queue.bridge())
+        made = self.call(as_coroutine, self._make, name, config, timeout=timeout)
+        return cast("SyncQueue[T]", made)
+
+    def _make(self, name: str, config: QueueConfig[Any] | None) -> SyncQueue[Any]:
+        return self._manager.get_or_create(name, config).bridge()
 
     def queue(self, name: str) -> SyncQueue[Any]:
         """The queue of that name.
@@ -93,6 +119,7 @@ class SyncBridge:
         Raises:
             ConfigError: there is none.
         """
+        self._check()
         queue = self._manager.get(name)
         if queue is None:
             raise ConfigError(f"queue {name!r}: there is none of that name; the manager has {self._manager.names()}")
@@ -109,37 +136,59 @@ class SyncBridge:
             raise DeadlockError(
                 f"{self.name}: call was called on the bridge's own thread, which it would stop; await it"
             )
-        future = home.submit(function, *arguments)
         try:
-            return future.result(timeout)
-        except concurrent.futures.TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
+            return answer(home.submit(function, *arguments), home.loop, timeout)
+        except AskedTooLongError:
             called = getattr(function, "__qualname__", function)
             raise TimeoutError(f"{self.name}: call: {called} took longer than {timeout} s; wait longer") from None
 
     def close(self, timeout: float | None = None) -> dict[str, ShutdownReport]:
-        """Shut down the queues on the bridge's loop (all queues, if the manager is its own), and end the loop."""
-        with self._lock:
-            if self._closed:
-                return {}
-            self._closed = True
-            home = self._home
-        if home is None:
+        """Shut down the queues on the bridge's loop (all queues, if the manager is its own), and end the loop.
+
+        It returns within each queue's `drain_timeout`, or within `timeout` seconds, and a moment: what a handler that
+        does not end keeps from being handled is in the reports. A further call has nothing to do; in a forked child
+        there is nothing to close.
+
+        Raises:
+            DeadlockError: on the bridge's own thread, which it would end.
+        """
+        if self._forked:
             return {}
-        home.check()
-        reports = home.submit(self._end_queues, home, timeout).result()
-        home.stop()
+        home = self._home
+        if home is not None and home.is_current:
+            raise DeadlockError(
+                f"{self.name}: close was called on the bridge's own thread, which it would end; close it elsewhere"
+            )
+        with self._lock:
+            self._closed = True
+            if self._home is None and self._own_manager and self._manager.queues():
+                self._start()  # for the queues on shared schedulers, a loop to wait on
+            home = self._home
+        if home is None or not home.running:
+            return {}
+        return self._end(home, timeout)
+
+    def _end(self, home: Scheduler, timeout: float | None) -> dict[str, ShutdownReport]:
+        mine = [queue for queue in self._manager.queues() if self._own_manager or queue.loop is home.loop]
+        drain = max((queue.config.drain_timeout for queue in mine), default=0.0) if timeout is None else timeout
+        patience = max(0.0, drain) + CANCEL_GRACE + 2 * LOOP_GRACE
+        try:
+            reports = answer(home.submit(self._end_queues, mine, timeout), home.loop, patience)
+        except (AskedTooLongError, QueueClosedError):
+            log.error("loop_stalled", bridge=self.name, timeout=drain)
+            reports = {queue.name: queue.abandon() for queue in mine}
+            home.stop(LOOP_GRACE)
+        else:
+            home.stop()
         if self._own_manager:
             self._manager.closed_by_itself()
         return reports
 
-    async def _end_queues(self, home: Scheduler, timeout: float | None) -> dict[str, ShutdownReport]:
+    async def _end_queues(self, mine: list[BatchQueue[Any]], timeout: float | None) -> dict[str, ShutdownReport]:
         if self._own_manager:
             return await self._manager.shutdown_all(timeout)
-        mine = [queue for queue in self._manager.queues() if queue.loop is home.loop]
-        reports = await asyncio.gather(*(self._manager.shutdown(queue.name, timeout) for queue in mine))
+        reports = await asyncio.gather(*(queue.shutdown(timeout) for queue in mine))
+        self._manager.forget(mine)
         return {report.name: report for report in reports}
 
     def __enter__(self) -> Self:

@@ -1,258 +1,183 @@
 """The way into a queue from other threads and loops: in bulk, with one wake-up for many items, and an exact bound.
 
-The queue's loop lends the door places in each partition, as `credits`. A producer on any thread that finds a credit
-puts its item into the inbox and is done: the item has its place. When the credits are used up it waits in line; as
-the worker takes a batch, the loop hands out the room that this made. Everything that both sides touch is guarded by
-one lock, so nothing relies on the order of unlocked operations.
+One lock guards everything that both sides touch; its holders never wait for anything else, and never call the user's
+code. It can be taken again by its holder, because a signal handler or a finalizer may produce at any moment.
+
+What came in is moved into the partitions by `collect`, on the queue's loop. The first item since the last `collect`
+wakes the loop, before it goes in: a loop that has ended is met with nothing accepted, and an interrupt at any point
+can't leave items inside that no wake-up is under way for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async import forks
+from batchqueue_async import forks, log
 from batchqueue_async.config import BufferStrategy
-from batchqueue_async.errors import DeadlockError, ForkedError, QueueClosedError
+from batchqueue_async.errors import ForkedError, QueueClosedError
 from batchqueue_async.queue.moves import Transit
-from batchqueue_async.queue.partition import Waiter
-from batchqueue_async.queue.selector import stable_type_hash
+from batchqueue_async.queue.selector import RoundRobin, stable_type_hash
+from batchqueue_async.runtime.gate import Gate, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from batchqueue_async.queue.batch_queue import BatchQueue
     from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.placement import Place
+    from batchqueue_async.queue.producing import ThreadMark
 
 T = TypeVar("T")
-
-
-class Ticket:
-    """A producer of another thread or loop in line for places; `wake` makes it look at what it got."""
-
-    __slots__ = ("permits", "wake", "want")
-
-    def __init__(self, want: int, wake: Callable[[], object]) -> None:
-        self.want = want
-        self.permits = 0
-        self.wake = wake
-
-
-class _Proxy(Waiter):
-    """Stands in a partition's own line, among the loop's producers, for those who wait at the door."""
-
-    __slots__ = ("gate",)
-
-    stays = True
-
-    def __init__(self, gate: Gate[Any], want: int) -> None:
-        super().__init__(want)
-        self.gate = gate
-
-    def notify(self) -> None:
-        self.gate.granted(self)
-
-
-class Gate(Generic[T]):
-    """One partition's share of a door."""
-
-    __slots__ = ("credits", "door", "line", "partition", "proxy", "shared")
-
-    def __init__(self, door: Door[T], partition: Partition[T]) -> None:
-        self.door = door
-        self.partition = partition
-        self.credits = 0
-        self.line: deque[Ticket] = deque()
-        self.proxy: _Proxy | None = None
-        self.shared = False
-        """Whether the loop's own producers need places, too, so that the door may not have all of them."""
-
-    # -- on the queue's loop -------------------------------------------------------------------------------------
-
-    def refill(self) -> None:
-        """Lend the door the free places of the partition; called whenever there are some more."""
-        partition = self.partition
-        if partition.closed or partition.waiters or partition.permits:
-            return
-        room = partition.room()
-        share = room - room // 2 if self.shared and self.door.waits else room
-        if share > 0:
-            partition.held += share
-            partition.arm()
-            with self.door.lock:
-                self.credits += share
-                self.serve()
-
-    def reclaim(self) -> bool:
-        """Take unused places back for a producer of the loop; whether there were any."""
-        self.shared = True
-        with self.door.lock:
-            # Where threads don't wait, a place too many taken from them would be a refusal without need.
-            share = self.credits - self.credits // 2 if self.door.waits else min(1, self.credits)
-            self.credits -= share
-        self.partition.held -= share
-        self.partition.arm()
-        return share > 0
-
-    def queue_up(self) -> None:
-        """Join the partition's own line for those who wait at the door."""
-        with self.door.lock:
-            wanted = sum(ticket.want for ticket in self.line)
-        if not wanted or self.partition.closed:
-            return
-        if self.proxy is not None and self.proxy.want:
-            self.proxy.want = wanted
-            return
-        self.proxy = _Proxy(self, wanted)
-        self.partition.join(self.proxy)
-
-    def granted(self, proxy: _Proxy) -> None:
-        """The partition's line has come to us, or the partition has closed."""
-        share = proxy.permits
-        self.partition.use_permits(proxy, share)
-        self.partition.held += share
-        with self.door.lock:
-            self.credits += share
-            self.serve()
-
-    # -- under the door's lock -----------------------------------------------------------------------------------
-
-    def serve(self) -> None:
-        """Give credits to the line, first come, first served."""
-        while self.line and self.credits:
-            ticket = self.line[0]
-            share = min(self.credits, ticket.want)
-            self.credits -= share
-            ticket.want -= share
-            ticket.permits += share
-            if not ticket.want:
-                self.line.popleft()
-            ticket.wake()
-
-    def leave(self, ticket: Ticket) -> None:
-        """Quit the line; places that were granted and not used go to the next."""
-        self.credits += ticket.permits
-        ticket.permits = 0
-        if ticket.want and ticket in self.line:
-            self.line.remove(ticket)
-        ticket.want = 0
-        self.serve()
+Route = tuple[int, int]
+"""The index of an item's partition, and of how many."""
 
 
 class Door(Generic[T]):
-    """The inbox of one queue for everybody who is not on its loop."""
+    """The inbox of one queue for everybody who is not on its loop.
+
+    Attributes:
+        lock: guards everything here and in the gates.
+        only: the gate of every item, where there is but one partition; producers read it directly.
+        by_type: the gate of each type met so far, where types have their partitions.
+        waking: whether the loop has been asked to collect, and has not begun to.
+        closed: whether nothing comes in any more.
+        attached: set when the loop has lent the door its first places.
+        thread_id: the loop's thread, once attached.
+        waits: whether producers wait for room.
+        evicts: whether the oldest item makes room.
+        refused, dropped_before, dropped_after: what the loop has not been told yet.
+    """
 
     def __init__(self, queue: BatchQueue[T]) -> None:
         self.queue = queue
         self.loop = queue.loop
         self.lock = threading.RLock()
-        self.inbox: list[T] = []
+        self.only: Gate[T] | None = None
+        self.by_type: dict[type, Gate[T]] | None = None
+        self.waking = False
         self.closed = False
-        self.forked = False
+        self.attached = threading.Event()
+        self.thread_id = 0
+        self.waits = queue.config.strategy is BufferStrategy.BLOCKING
+        self.evicts = queue.config.strategy is BufferStrategy.DROP_OLDEST
         self.refused = 0
         self.dropped_before = 0
         self.dropped_after = 0
-        self.attached = threading.Event()
-        self.waits = queue.config.strategy is BufferStrategy.BLOCKING
-        self._evicts = queue.config.strategy is BufferStrategy.DROP_OLDEST
+        self._forked = False
         self._gates: list[Gate[T]] = []
-        self._gate_of_type: dict[type, Gate[T]] = {}
-        self._gates_of_inbox: list[Gate[T]] = []
-        self._only: Gate[T] | None = None
-        self._waking = False
+        self._epoch = 0
+        # Several partitions have one of three ways from an item to its gate: by its type, in turns, or by asking the
+        # queue's selector, which may be the user's code and so is asked before the lock is taken.
+        self._turn: int | None = None
+        self._width = 0
+        self._met: list[type] = []
+        """Types that came in and the placement has not been told of."""
         forks.watch(self)
 
     # -- on any thread -------------------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Raise in a forked child."""
+        if self._forked:
+            raise ForkedError(
+                f"queue {self.queue.name!r} was made before this process was forked, and its loop's thread did not "
+                "come along; make a new bridge in the child"
+            )
+
+    def is_held_here(self) -> bool:
+        """Whether this thread has the lock: then it has interrupted itself."""
+        return cast("ThreadMark", self.lock)._is_owned()
+
     def put(self, item: T) -> bool:
         """Put one item in if it has a place at once."""
+        self.check()
+        route = self._route(item)
         with self.lock:
-            gate = self._only
-            if gate is None:
-                if not self._put_by_gate(item):
-                    return False
-            elif gate.credits and not gate.line:
-                gate.credits -= 1
-                self.inbox.append(item)
-            else:
-                self.check()
+            gate = self._gate(item, route) or self._gate_again(item)
+            if gate is None or not (gate.credits or self.evicts):
                 return False
-            if self._waking:
-                return True
-            self._waking = True
-        self._wake()
-        return True
+            if not self.waking:
+                self.wake_loop()
+            return gate.add(item)
 
-    def put_many(self, items: Sequence[T]) -> int:
+    def put_many(self, items: list[T] | tuple[T, ...]) -> int:
         """Put in as many items as have places at once: the first so many."""
+        self.check()
+        routes = self._routes(items)
         with self.lock:
-            gate = self._only
-            if gate is None or gate.line:
-                count = 0
-                while count < len(items) and self.put(items[count]):
-                    count += 1
-                return count
-            count = min(gate.credits, len(items))
-            gate.credits -= count
-            self.inbox.extend(items if count == len(items) else items[:count])
-            if self._waking or not count:
-                return count
-            self._waking = True
-        self._wake()
+            if self.closed or not items or not (self.evicts or any(gate.credits for gate in self._gates)):
+                return 0
+            if not self.waking:
+                self.wake_loop()
+            if self.only is not None:
+                return self.only.add_many(items)
+            if self._turn is not None:
+                return self._deal_out(items)
+            if self.by_type is not None:
+                first = self._gate(items[0], None)
+                kind = type(items[0])
+                if first is not None and type(items[-1]) is kind and len(set(map(type, items))) == 1:
+                    return first.add_many(items)
+            return self._put_one_by_one(items, routes)
+
+    def _deal_out(self, items: list[T] | tuple[T, ...]) -> int:
+        """Partitions take turns, as those of the loop's producers do; their turns need not be the same."""
+        turn, gates = self._turn or 0, self._gates
+        count = len(items)
+        if not self.evicts:
+            # The first gate that is used up ends the prefix of what has a place.
+            ends = (gates[(turn + step) % len(gates)].credits * len(gates) + step for step in range(len(gates)))
+            count = min(count, *ends)
+        for step in range(min(len(gates), count)):
+            gates[(turn + step) % len(gates)].add_many(items[step : count : len(gates)])
+        self._turn = turn + count
         return count
 
-    def _put_by_gate(self, item: T) -> bool:
-        """Under the lock: where there are several partitions, or the oldest item makes room."""
-        self.check()
-        if self.closed:
-            return False
-        if self._evicts:
-            if len(self.inbox) >= self.queue.config.buffer_size:
-                del self.inbox[0]
-                self.dropped_after += 1
-            self.inbox.append(item)
-            return True
-        gate = self._gate_for(item)
-        if gate is None or not gate.credits or gate.line:
-            return False
-        gate.credits -= 1
-        self.inbox.append(item)
-        self._gates_of_inbox.append(gate)
-        return True
+    def _put_one_by_one(self, items: Sequence[T], routes: Sequence[Route]) -> int:
+        for count, item in enumerate(items):
+            gate = self._gate(item, routes[count] if routes else None) or self._gate_again(item)
+            if gate is None or not gate.add(item):
+                return count
+        return len(items)
 
-    def enlist(self, item: T, want: int, wake: Callable[[], object]) -> tuple[Gate[T], Ticket] | None:
-        """Join the line for the item's partition; None when the door is closed."""
+    def enlist(self, ticket: Ticket, item: T, want: int) -> bool:
+        """Join the line for the item's partition; False when the door is closed."""
+        self.check()
+        route = self._route(item)
         with self.lock:
-            self.check()
-            gate = self._only or self._gate_for(item)
-            if self.closed or gate is None:
-                return None
-            ticket = Ticket(want, wake)
+            gate = self._gate(item, route) or self._gate_again(item)
+            if gate is None:
+                return False
+            if not self.waking:
+                self.wake_loop()
+            ticket.gate, ticket.want, ticket.epoch = gate, want, self._epoch
             gate.line.append(ticket)
             gate.serve()  # places may have come free since the caller looked
-            wake_loop = not self._waking
-            self._waking = True
-        if wake_loop:
-            self._wake()
-        return gate, ticket
+        return True
 
-    def redeem(self, gate: Gate[T], ticket: Ticket, items: Sequence[T]) -> int:
+    def redeem(self, ticket: Ticket, items: list[T] | tuple[T, ...]) -> int:
         """Put items into the places that the ticket was granted; how many."""
         with self.lock:
-            if self.closed:
+            gate = ticket.gate
+            if gate is None:
+                return 0
+            if self.closed or ticket.epoch != self._epoch:
+                gate.leave(ticket)  # whoever looks at its ticket next finds that it has to enlist again, if it can
                 return 0
             count = min(ticket.permits, len(items))
-            ticket.permits -= count
-            self.inbox.extend(items[:count])
-            if self._only is None:
-                self._gates_of_inbox.extend([gate] * count)
-            wake_loop = not self._waking and count > 0
-            self._waking = self._waking or wake_loop
-        if wake_loop:
-            self._wake()
-        return count
+            if count:
+                if not self.waking:
+                    self.wake_loop()
+                ticket.permits -= count
+                gate.inbox.extend(items[:count])
+            return count
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give up what a ticket waits for and has not used."""
+        with self.lock:
+            if ticket.gate is not None:
+                ticket.gate.leave(ticket)
 
     def refuse(self, count: int) -> None:
         """Count items that were turned away."""
@@ -262,157 +187,226 @@ class Door(Generic[T]):
             else:
                 self.refused += count
 
-    def check(self) -> None:
-        """Raise in a forked child."""
-        if self.forked:
-            raise ForkedError(
-                f"queue {self.queue.name!r} was made before this process was forked, and its loop's thread did not "
-                "come along; make a new bridge in the child"
-            )
+    def shut(self) -> None:
+        """Nothing comes in any more; everybody in line is sent away."""
+        with self.lock:
+            self.closed = True
+            self.only = None
+            for gate in self._gates:
+                gate.credits = 0
+                gate.send_away()
+        self.attached.set()
 
-    def _gate_for(self, item: T) -> Gate[T] | None:
-        gates = self._gates
-        if not gates:
+    def give_back(self) -> list[Any]:
+        """What came in and the queue's loop, which has ended, has not seen; nothing comes in any more."""
+        self.shut()
+        with self.lock:
+            items = [item for gate in self._gates for item in gate.unload()]
+            self.hand_in_counts()
+        return items
+
+    def hand_in_counts(self) -> None:
+        """Tell the queue what was turned away or dropped here."""
+        with self.lock:
+            tally = self.queue.tally
+            tally.refused += self.refused
+            tally.dropped_before += self.dropped_before
+            tally.dropped_after += self.dropped_after
+            tally.dropped_at_door += self.dropped_after
+            self.refused = self.dropped_before = self.dropped_after = 0
+
+    # -- from an item to its gate --------------------------------------------------------------------------------
+
+    def _route(self, item: T) -> Route | None:
+        """Outside the lock: what the user's selector says, if it is one that has to be asked."""
+        width = self._width
+        return (self.queue.placement.ask(item, width), width) if width else None
+
+    def _routes(self, items: Sequence[T]) -> Sequence[Route]:
+        width = self._width
+        ask = self.queue.placement.ask
+        return [(ask(item, width), width) for item in items] if width else ()
+
+    def _gate(self, item: T, route: Route | None) -> Gate[T] | None:
+        """Under the lock: the item's gate; None while there is none, or if the route is out of date."""
+        if self.closed or not self._gates:
             return None
-        placement = self.queue.placement
-        if placement.by_type is None:
-            return gates[placement.index_of(item)]
-        kind: Any = type(item)
-        gate = self._gate_of_type.get(kind)
-        if gate is None:
-            place = placement.by_type.get(kind)
-            index = stable_type_hash(kind) % len(gates) if place is None else place.line.index
-            gate = self._gate_of_type[kind] = gates[index]
+        if self.by_type is not None:
+            kind = type(item)
+            return self.by_type.get(kind) or self._meet(kind)
+        if self._turn is not None:
+            self._turn += 1
+            return self._gates[(self._turn - 1) % len(self._gates)]
+        if self._width:
+            return self._gates[route[0]] if route is not None and route[1] == self._width else None
+        return self.only
+
+    def _gate_again(self, item: T) -> Gate[T] | None:
+        """Under the lock: the gate if there is one, after the queue has grown between asking and taking the lock."""
+        return self._gate(item, self._route(item)) if self._width and not self.closed else None
+
+    def _meet(self, kind: Any) -> Gate[T]:
+        """A type turns up for the first time since the routes were made."""
+        places = self.queue.placement.by_type or {}
+        place = places.get(kind)
+        if place is None:
+            self._met.append(kind)
+        index = stable_type_hash(kind) % len(self._gates) if place is None else place.line.index
+        gate = self._gates[index]
+        if self.by_type is not None:
+            self.by_type[kind] = gate
         return gate
 
-    def _wake(self) -> None:
+    def wake_loop(self) -> None:
+        """Under the lock: have the loop collect; the caller may put something in afterwards."""
         try:
             self.loop.call_soon_threadsafe(self.collect)
         except RuntimeError:
-            with self.lock:
-                self._waking = False
-                self.close_for_all()
+            self.shut()
             raise QueueClosedError(
                 f"queue {self.queue.name!r}: its event loop has ended; shut the queue down before the loop"
             ) from None
+        self.waking = True
 
     # -- on the queue's loop -------------------------------------------------------------------------------------
 
     def attach(self) -> None:
         """Meet the partitions, and borrow places."""
-        self.meet_partitions()
-        self.attached.set()
-        self.collect()
-        if self.queue.closed:
-            self.close()
+        self.thread_id = threading.get_ident()
+        if not self.attached.is_set():
+            self.meet_partitions()
+            if self.queue.closed:
+                self.close()
+            self.attached.set()
 
     def meet_partitions(self) -> None:
-        """Get to know new partitions and routes, and borrow places."""
-        if self._evicts:
-            return
+        """Get to know new partitions and routes, and borrow places.
+
+        What came in by the old routes is placed one by one first, under the same lock, so that no item is placed by
+        a route that has changed since, and none passes an earlier one of its type.
+        """
         placement = self.queue.placement
         new = [Gate(self, partition) for partition in placement.partitions[len(self._gates) :]]
         with self.lock:
+            self._move_in(one_by_one=True)
+            self._epoch += 1
+            for gate in self._gates:
+                gate.send_away()
+            if self.closed:
+                return
             self._gates += new
-            self._gate_of_type.clear()
-            self._only = self._gates[0] if placement.only is not None else None
-        for gate in new:
+            self._met = []
+            self.by_type = {} if placement.by_type is not None else None
+            if placement.only is not None:
+                self.only = self._gates[0]
+            elif isinstance(placement.selector, RoundRobin):
+                self._turn = self._turn or 0
+            elif placement.by_type is None:
+                self._width = placement.width
+        for gate in new if not self.evicts else ():
             gate.partition.gate = gate
             gate.refill()
 
     def collect(self) -> None:
-        """Move the inbox into the partitions, where every item has its place already."""
+        """Move what came in into the partitions, where every item has its place already."""
+        placement = self.queue.placement
         with self.lock:
-            self._waking = False
-            items, self.inbox = self.inbox, []
-            gates, self._gates_of_inbox = self._gates_of_inbox, []
+            self.waking = False
+            self._move_in(one_by_one=placement.moving)
             waiting = [gate for gate in self._gates if gate.line]
-            self._hand_in_counts()
-        if items:
-            if self._only is not None:
-                line = self._only.partition
-                line.held -= len(items)
-                line.tail.extend(items)
-                line.touch()
-            elif self._evicts:
-                for item in items:
-                    self.queue.force(item)
-            else:
-                self._spread(items, gates)
         for gate in waiting:
             gate.refill()
             gate.queue_up()
+            gate.watch_for_circles()
 
-    def _spread(self, items: list[T], gates: list[Gate[T]]) -> None:
+    def _move_in(self, *, one_by_one: bool) -> None:
+        self.hand_in_counts()
         placement = self.queue.placement
+        for kind in self._met:
+            placement.place_of_type(kind)
+        self._met = []
+        for gate in self._gates:
+            if gate.inbox:
+                items = gate.unload()
+                if one_by_one:
+                    self._place_one_by_one(gate, items)
+                elif self.evicts:
+                    self._force(gate.partition, items)
+                else:
+                    gate.partition.held -= len(items)
+                    self._put_into_lanes(gate.partition, items)
+                    gate.partition.touch()
+
+    def _put_into_lanes(self, partition: Partition[T], items: list[T]) -> None:
+        lanes = partition.lanes
+        if lanes is None:
+            partition.tail.extend(items)
+        elif len(lanes) == 1:
+            lanes[0].tail.extend(items)
+        else:
+            for item in items:
+                self.queue.placement.place_of_type(type(item)).tail.append(item)
+
+    def _force(self, partition: Partition[T], items: list[T]) -> None:
+        """Put items in that were accepted already, at the cost of older ones."""
+        for _ in range(len(items) - partition.room()):
+            partition.evict()
+            self.queue.tally.dropped_after += 1
+        partition.tail.extend(items)
+        partition.touch()
+
+    def _place_one_by_one(self, gate: Gate[T], items: list[T]) -> None:
         touched: dict[Place[T], None] = {}
-        for item, gate in zip(items, gates, strict=True):
-            place = placement.place(item)
-            if isinstance(place, Transit):
-                place.items.append(item)  # the place that the gate held stays held, for the transit
-                if place.line is not gate.partition:
-                    gate.partition.held -= 1
-                    place.line.held += 1
-            else:
-                # Where a selector that is not type_hash moves to more partitions, the place may be in another one
-                # than the credit was for; it then stands above the bound until the next batch.
+        for item in items:
+            place = gate.partition if self._turn is not None else self.queue.placement.place(item)
+            if self.evicts:
+                self.queue.force(item)
+                continue
+            if place.line is not gate.partition:
+                # The place that the door had lent stays with the item: it stands above the bound of its new
+                # partition until the next batch, once for each growth of the queue.
                 gate.partition.held -= 1
+                place.line.held += 1
+            if isinstance(place, Transit):
+                place.items.append(item)
+            else:
+                place.line.held -= 1
                 place.tail.append(item)
                 touched[place] = None
         for place in touched:
-            cast("Partition[T]", place).touch()
-
-    def _hand_in_counts(self) -> None:
-        tally = self.queue.tally
-        tally.refused += self.refused
-        tally.dropped_before += self.dropped_before
-        tally.dropped_after += self.dropped_after
-        tally.dropped_at_door += self.dropped_after
-        self.refused = self.dropped_before = self.dropped_after = 0
+            place.line.touch()
 
     def close(self) -> None:
         """Take in what is in the inbox, then nothing more; everybody in line is sent away."""
         with self.lock:
             self.collect()
-            self.close_for_all()
+            self.shut()
         for gate in self._gates:
             gate.partition.gate = None
 
-    def give_back(self) -> list[Any]:
-        """What came in and the queue's loop, which has ended, has not seen; nothing comes in any more."""
-        with self.lock:
-            self.close_for_all()
-            items: list[Any] = list(self.inbox)
-            self.inbox = []
-        return items
+    # -- when nobody is on the loop any more ---------------------------------------------------------------------
 
-    def close_for_all(self) -> None:
-        """Under the lock: nothing comes in any more."""
-        self.closed = True
-        for gate in self._gates:
-            gate.partition.held -= gate.credits
-            gate.credits = 0
-            tickets, gate.line = gate.line, deque()
-            for ticket in tickets:
-                ticket.wake()
+    def loop_ended(self) -> None:
+        """The loop was closed without a shutdown of the queue: turn everybody away, and say what was lost."""
+        if self.closed:
+            return
+        self.shut()
+        with self.lock:
+            left = sum(len(gate.inbox) for gate in self._gates)
+        log.error(
+            "queue_abandoned",
+            queue=self.queue.name,
+            items=left,
+            way_out="shut the queue down, or use `async with BatchQueueManager()`, before the loop ends",
+        )
 
     def after_fork(self) -> None:
         """In a forked child, whose other threads are gone: a lock that one of them held would stay locked."""
         self.lock = threading.RLock()
-        self.forked = True
+        self.attached = threading.Event()
+        self.attached.set()
+        self._forked = True
         self.closed = True
-        self._only = None
-
-    def deadlock_here(self, gate: Gate[T]) -> DeadlockError | None:
-        """The error for a wait whose own caller would have to end it, or None."""
-        if self.queue.on_own_thread():
-            return DeadlockError(
-                f"queue {self.queue.name!r}: a call that has to wait came from the thread of the queue's own loop, "
-                "which it would stop; await the queue's own methods there"
-            )
-        if gate.partition.owner is not None and gate.partition.owner is self.queue.round_here():
-            return DeadlockError(
-                f"queue {self.queue.name!r}: a handler waits for room in partition {gate.partition.index}, which is "
-                "drained only after that handler returns; use produce with timeout=0, or another queue"
-            )
-        return None
+        self.only = None
+        for gate in self._gates:
+            gate.credits = 0

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
+import contextlib
 import threading
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from batchqueue_async import log
+from batchqueue_async import forks, log
 from batchqueue_async.config import QueueConfig
-from batchqueue_async.errors import ConfigError, DeadlockError, QueueExistsError
+from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError, QueueExistsError
 from batchqueue_async.queue.batch_queue import BatchQueue
 from batchqueue_async.queue.closing import CANCEL_GRACE
-from batchqueue_async.runtime.scheduler import Scheduler
+from batchqueue_async.runtime.asking import AskedTooLongError, answer, answer_async, start
+from batchqueue_async.runtime.scheduler import Scheduler, stop_all
 
 if TYPE_CHECKING:
+    import concurrent.futures
+    from collections.abc import Callable
     from types import TracebackType
 
     from batchqueue_async.config import SharedScheduler
@@ -47,6 +52,12 @@ class BatchQueueManager:
         self._lock = threading.Lock()
         self._queues: dict[str, BatchQueue[Any]] = {}
         self._schedulers: dict[str, Scheduler] = {}
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: a lock that another thread held would stay locked, and nothing here is the child's."""
+        self._lock = threading.Lock()
+        self.closed_by_itself()
 
     # -- making and finding --------------------------------------------------------------------------------------
 
@@ -60,7 +71,7 @@ class BatchQueueManager:
         """
         wanted: QueueConfig[T] = config or QueueConfig()
         with self._lock:
-            if name in self._queues:
+            if self._find(name) is not None:
                 raise QueueExistsError(
                     f"queue {name!r}: the name is taken; choose another, or share the queue with get_or_create"
                 )
@@ -74,11 +85,16 @@ class BatchQueueManager:
         """
         wanted: QueueConfig[T] = config or QueueConfig()
         with self._lock:
-            queue = self._queues.get(name)
+            queue = self._find(name)
             if queue is None:
                 return self._make(name, wanted)
         self._compare(queue, wanted)
         return queue
+
+    def _find(self, name: str) -> BatchQueue[Any] | None:
+        """The queue of that name; one whose shutdown is complete, without the manager, leaves its name free."""
+        queue = self._queues.get(name)
+        return None if queue is None or queue.ended else queue
 
     def _make(self, name: str, config: QueueConfig[T]) -> BatchQueue[T]:
         config.validate(name)
@@ -151,10 +167,15 @@ class BatchQueueManager:
         if queue is None:
             raise ConfigError(f"queue {name!r}: there is none of that name; the manager has {self.names()}")
         report = await self._end(queue, timeout)
-        with self._lock:
-            if self._queues.get(name) is queue:
-                del self._queues[name]
+        self.forget([queue])
         return report
+
+    def forget(self, queues: list[BatchQueue[Any]]) -> None:
+        """Free the names of queues that are shut down."""
+        with self._lock:
+            for queue in queues:
+                if self._queues.get(queue.name) is queue:
+                    del self._queues[queue.name]
 
     async def shutdown_all(self, timeout: float | None = None) -> dict[str, ShutdownReport]:
         """End everything: all gates close, all queues drain, then the schedulers stop and the registries are cleared.
@@ -174,10 +195,8 @@ class BatchQueueManager:
         reports = await asyncio.gather(*(self._end(queue, timeout) for queue in queues))
         for scheduler in schedulers:
             await asyncio.to_thread(scheduler.stop)
+        self.forget(queues)
         with self._lock:
-            for queue in queues:
-                if self._queues.get(queue.name) is queue:
-                    del self._queues[queue.name]
             for scheduler in schedulers:
                 if self._schedulers.get(scheduler.name) is scheduler:
                     del self._schedulers[scheduler.name]
@@ -192,25 +211,16 @@ class BatchQueueManager:
         """Nothing is left to do at the exit of the program."""
         _open_managers.discard(self)
 
-    def drain_at_exit(self) -> None:
-        """Shut down the queues on other threads' loops, each within its `drain_timeout`."""
-        ending = [
-            (queue, asyncio.run_coroutine_threadsafe(queue.shutdown(), queue.loop))
-            for queue in self.queues()
-            if queue.loop.is_running() and not queue.closed
-        ]
-        for queue, future in ending:
-            try:
-                report = future.result(queue.config.drain_timeout + CANCEL_GRACE + LOOP_GRACE)
-            except (TimeoutError, concurrent.futures.CancelledError):
-                report = queue.abandon()
-            log.warning(
-                "queue_drained_at_exit",
-                queue=queue.name,
-                handled=report.handled,
-                undelivered=len(report.undelivered),
-                way_out="close the bridge, or await shutdown_all, before the program ends",
-            )
+    def drain_at_exit(self) -> list[Callable[[], None]]:
+        """Begin to shut down the queues on other threads' loops; each of the results waits for one, and tells of it."""
+        begun = time.monotonic()
+        ending: list[Callable[[], None]] = []
+        for queue in self.queues():
+            if queue.loop.is_running() and not queue.ended:
+                with contextlib.suppress(RuntimeError):  # the loop ended between the two lines
+                    before = queue.tally.handled
+                    ending.append(partial(_await_exit, queue, start(queue.loop, queue.shutdown), before, begun))
+        return ending
 
     def _forbid_shutdown_here(self, queues: list[BatchQueue[Any]], schedulers: list[Scheduler]) -> None:
         for scheduler in schedulers:
@@ -234,12 +244,13 @@ class BatchQueueManager:
             return await queue.shutdown(timeout)
         allowed = queue.config.drain_timeout if timeout is None else timeout
         if queue.loop.is_running():
-            ending = asyncio.run_coroutine_threadsafe(queue.shutdown(timeout), queue.loop)
             try:
-                async with asyncio.timeout(allowed + CANCEL_GRACE + LOOP_GRACE):
-                    return await asyncio.wrap_future(ending)
-            except TimeoutError:
+                ending = start(queue.loop, partial(queue.shutdown, timeout))
+                return await answer_async(ending, queue.loop, max(0.0, allowed) + CANCEL_GRACE + LOOP_GRACE)
+            except AskedTooLongError:
                 log.error("loop_stalled", queue=queue.name, timeout=allowed)
+            except (QueueClosedError, RuntimeError):
+                log.error("loop_ended", queue=queue.name)
         return queue.abandon()
 
     async def __aenter__(self) -> Self:
@@ -257,12 +268,43 @@ _open_managers: set[BatchQueueManager] = set()
 @atexit.register
 def _drain_all_at_exit() -> None:
     """Loops in daemon threads still run here, and no thread has to be started: this is the last moment that works."""
-    for manager in list(_open_managers):
-        manager.drain_at_exit()
+    for wait in [wait for manager in list(_open_managers) for wait in manager.drain_at_exit()]:
+        wait()
+    stop_all(LOOP_GRACE)
+
+
+def _await_exit(
+    queue: BatchQueue[Any], future: concurrent.futures.Future[ShutdownReport], before: int, begun: float
+) -> None:
+    left = begun + queue.config.drain_timeout + CANCEL_GRACE + LOOP_GRACE - time.monotonic()
+    try:
+        report = answer(future, queue.loop, max(0.0, left))
+    except (AskedTooLongError, QueueClosedError):
+        report = queue.abandon()
+    tell = log.warning if report.handled > before or report.undelivered else log.debug
+    tell(
+        "queue_drained_at_exit",
+        queue=queue.name,
+        handled=report.handled - before,
+        undelivered=len(report.undelivered),
+        way_out="close the bridge, or await shutdown_all, before the program ends",
+    )
 
 
 _default: BatchQueueManager | None = None
 _default_lock = threading.Lock()
+
+
+class _Default:
+    """A forked child gets a default manager of its own."""
+
+    def after_fork(self) -> None:
+        global _default, _default_lock
+        _default, _default_lock = None, threading.Lock()
+
+
+_of_this_process = _Default()
+forks.watch(_of_this_process)
 
 
 def default_manager() -> BatchQueueManager:

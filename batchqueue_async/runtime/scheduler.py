@@ -7,11 +7,15 @@ import concurrent.futures
 import contextlib
 import os
 import threading
+import time
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async import log
 from batchqueue_async.errors import ForkedError, QueueClosedError, WrongLoopError
 from batchqueue_async.queue.waits import Turns
+from batchqueue_async.runtime.asking import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -65,8 +69,17 @@ class Scheduler:
         self._stop: asyncio.Event
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name=f"batchqueue-{name}", daemon=True)
-        self._thread.start()
-        started.result(START_TIMEOUT)
+        try:
+            self._thread.start()
+            started.result(START_TIMEOUT)
+        except (RuntimeError, TimeoutError) as error:
+            # No thread starts once the interpreter shuts down from Python 3.12 on (cpython #113964), and before that
+            # some modules can't be imported any more.
+            raise QueueClosedError(
+                f"scheduler {name!r}: its thread can't be started ({error}); at the exit of a program it is too late: "
+                "make the bridge or queue, and call it once, before"
+            ) from None
+        _running.add(self)
 
     def _run(self, started: concurrent.futures.Future[None]) -> None:
         async def main() -> None:
@@ -75,7 +88,12 @@ class Scheduler:
             started.set_result(None)
             await self._stop.wait()
 
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        try:
+            loop = new_event_loop()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the loop gets it, whatever it is
+            started.set_exception(error)
+            return
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(main())
 
     @property
@@ -88,33 +106,48 @@ class Scheduler:
         """Whether this code runs on the scheduler's own thread."""
         return threading.current_thread() is self._thread
 
+    @property
+    def mine(self) -> bool:
+        """Whether this is the process that made it, not one that was forked from it."""
+        return os.getpid() == self._pid
+
     def check(self) -> None:
         """Raise if the scheduler can't run anything here: after a fork, or after it was stopped."""
-        if os.getpid() != self._pid:
+        if not self.mine:
             raise ForkedError(
                 f"scheduler {self.name!r} was made before this process was forked, and its thread did not come along; "
                 "make a new manager in the child"
             )
         if not self.running:
-            raise QueueClosedError(f"scheduler {self.name!r} was stopped; make a new manager")
+            raise self._stopped()
+
+    def _stopped(self) -> QueueClosedError:
+        return QueueClosedError(f"scheduler {self.name!r} was stopped; make a new manager")
 
     def submit(self, function: Callable[..., Coroutine[Any, Any, R]], *arguments: Any) -> concurrent.futures.Future[R]:
         """Start a coroutine function on the scheduler's loop, from any thread."""
         self.check()
-        return asyncio.run_coroutine_threadsafe(function(*arguments), self.loop)
+        try:
+            return start(self.loop, partial(function, *arguments))
+        except RuntimeError:
+            raise self._stopped() from None
 
     async def run(self, function: Callable[..., Coroutine[Any, Any, R]], *arguments: Any) -> R:
         """Run a coroutine function on the scheduler's loop and await its result on this one."""
         return await asyncio.wrap_future(self.submit(function, *arguments))
+
+    def ask_to_stop(self) -> None:
+        """Have the loop end as soon as it can."""
+        # It may have closed already: then the thread is about to end by itself.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._stop.set)
 
     def stop(self, timeout: float = START_TIMEOUT) -> bool:
         """End the loop and its thread; False if the thread did not end within `timeout` seconds."""
         if self.is_current:
             raise WrongLoopError(f"scheduler {self.name!r}: stop was called on its own thread, which it would wait for")
         if self.running:
-            # The loop may close between the two lines: then the thread is about to end by itself.
-            with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self._stop.set)
+            self.ask_to_stop()
             self._thread.join(timeout)
         if self.running:
             log.error("scheduler_stuck", scheduler=self.name, timeout=timeout)
@@ -123,3 +156,16 @@ class Scheduler:
     def __repr__(self) -> str:
         state = "running" if self.running else "stopped"
         return f"<Scheduler {self.name!r} {state}, {self.limit} calls at once>"
+
+
+_running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+
+
+def stop_all(timeout: float) -> None:
+    """End the threads of this process's schedulers, within so many seconds: the last thing at its exit."""
+    ending = [scheduler for scheduler in list(_running) if scheduler.mine and not scheduler.is_current]
+    deadline = time.monotonic() + timeout
+    for scheduler in ending:
+        scheduler.ask_to_stop()
+    for scheduler in ending:
+        scheduler.stop(max(0.0, deadline - time.monotonic()))

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async import forks, log
@@ -15,12 +16,14 @@ from batchqueue_async import forks, log
 if TYPE_CHECKING:
     from types import FrameType
 
-    from batchqueue_async.queue.batch_queue import BatchQueue
+    from batchqueue_async.runtime.door import Door
 
 INTERVAL = 0.25
 """Seconds between two looks at every loop."""
 STALLED_AFTER = 1.0
 """Seconds without a sign of life after which a loop is reported."""
+REMEMBERED = 40
+"""How many signs of life `lag` looks back at: those of ten seconds."""
 
 
 class Pulse:
@@ -28,16 +31,20 @@ class Pulse:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.queues: weakref.WeakSet[BatchQueue[Any]] = weakref.WeakSet()
-        self.thread_id: int | None = None
+        self.doors: weakref.WeakSet[Door[Any]] = weakref.WeakSet()
         self._asked: float | None = None
-        self._last_lag = 0.0
+        self._lags = deque[float](maxlen=REMEMBERED)
         self._report_at = STALLED_AFTER
 
     def lag(self, now: float) -> float:
-        """By how many seconds the loop is, or last was, late."""
+        """The longest delay, in seconds, of the signs of life of the last moments, with one that is still awaited."""
         asked = self._asked
-        return self._last_lag if asked is None else max(self._last_lag, now - asked)
+        return max([*self._lags, 0.0 if asked is None else now - asked])
+
+    def loop_ended(self) -> None:
+        """Nobody looks after the queues of a loop that was closed under them."""
+        for door in list(self.doors):
+            door.loop_ended()
 
     def ask(self, now: float) -> None:
         """Ask for a sign of life, or report that the last one is overdue."""
@@ -49,26 +56,27 @@ class Pulse:
             log.warning("loop_stalled", lag=round(now - self._asked, 3), **self.suspect())
 
     def _beat(self) -> None:
-        self.thread_id = threading.get_ident()
         if self._asked is not None:
-            self._last_lag = time.monotonic() - self._asked
+            self._lags.append(time.monotonic() - self._asked)
             if self._report_at > STALLED_AFTER:
-                log.warning("loop_recovered", lag=round(self._last_lag, 3))
+                log.warning("loop_recovered", lag=round(self._lags[-1], 3))
         self._report_at = STALLED_AFTER
         self._asked = None
 
     def suspect(self) -> dict[str, str]:
         """Who holds the loop: queue and handler where it is one of ours, and the place in the code."""
         found: dict[str, str] = {}
+        thread_id = 0
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
             running = asyncio.current_task(self.loop)
-            for queue in list(self.queues):
-                name = queue.handler_of(running)
+            for door in list(self.doors):
+                name = door.queue.handler_of(running)
                 if name is not None:
-                    found.update(queue=queue.name, handler=name)
+                    found.update(queue=door.queue.name, handler=name)
+                thread_id = thread_id or door.thread_id
             if running is not None:
                 found.setdefault("task", running.get_name())
-        frame = sys._current_frames().get(self.thread_id or 0)
+        frame = sys._current_frames().get(thread_id)
         if frame is not None:
             found["where"] = _place(frame)
         return found
@@ -85,19 +93,21 @@ class Watchdog:
         self._lock = threading.Lock()
         self._pulses: dict[int, Pulse] = {}
         self._thread: threading.Thread | None = None
-        self._changed = threading.Event()
         forks.watch(self)
 
-    def watch(self, queue: BatchQueue[Any]) -> None:
-        """Look after the loop of a queue."""
+    def watch(self, door: Door[Any]) -> None:
+        """Look after the loop of a door's queue."""
         with self._lock:
-            pulse = self._pulses.get(id(queue.loop))
-            if pulse is None or pulse.loop.is_closed():
-                pulse = self._pulses[id(queue.loop)] = Pulse(queue.loop)
-            pulse.queues.add(queue)
+            pulse = self._pulses.get(id(door.loop))
+            if pulse is None or pulse.loop is not door.loop:
+                pulse = self._pulses[id(door.loop)] = Pulse(door.loop)
+            pulse.doors.add(door)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="batchqueue-watchdog", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="batchqueue-watchdog", daemon=True)
+                # From Python 3.12 on no thread starts once the interpreter shuts down; a queue can do without.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
 
     def lag(self, loop: asyncio.AbstractEventLoop) -> float:
         """By how many seconds a loop is, or last was, late."""
@@ -113,18 +123,23 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            self._changed.wait(INTERVAL)
+            time.sleep(INTERVAL)
             with self._lock:
-                for key, pulse in list(self._pulses.items()):
-                    if pulse.loop.is_closed() or not any(not queue.closed for queue in list(pulse.queues)):
+                pulses = list(self._pulses.items())
+                ended = [pulse for _, pulse in pulses if pulse.loop.is_closed()]
+                for key, pulse in pulses:
+                    if pulse in ended or all(door.closed for door in list(pulse.doors)):
                         del self._pulses[key]
-                if not self._pulses:
+                beating = list(self._pulses.values())
+                if not beating:
                     self._thread = None
-                    return
-                pulses = list(self._pulses.values())
-            for pulse in pulses:
+            for pulse in ended:
+                pulse.loop_ended()
+            for pulse in beating:
                 with contextlib.suppress(RuntimeError):  # the loop closed between the two lines
                     pulse.ask(time.monotonic())
+            if not beating:
+                return
 
     def after_fork(self) -> None:
         """In a forked child there is neither the thread nor any loop to look after."""

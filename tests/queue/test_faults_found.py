@@ -384,3 +384,369 @@ async def test_a_handler_whose_own_round_holds_up_the_type_that_it_produces_gets
     await queue.produce(moving(1))
     await queue.flush(timeout=10)
     assert isinstance(outcome[1], bq.DeadlockError)
+
+
+# -- accounts --------------------------------------------------------------------------------------------------------
+
+
+def _adds_up(stats: bq.QueueStats) -> bool:
+    done = stats.handled + stats.failed + stats.unhandled + stats.dropped_after + stats.undelivered
+    return stats.accepted == done + stats.in_flight + stats.used
+
+
+async def test_drop_oldest_makes_room_where_only_moving_items_are(manager):
+    kinds = [type(f"Evict{number}", (int,), {"__module__": "tests"}) for number in range(500)]
+    select = bq.type_hash()
+    moving = next(kind for kind in kinds if select(kind(), 2) == 0 and select(kind(), 3) == 2)
+    native = next(kind for kind in kinds if kind is not moving and select(kind(), 3) == 2)
+    config = bq.QueueConfig(
+        partitions=bq.PartitionPolicy.adaptive(), buffer_size=2, strategy=bq.BufferStrategy.DROP_OLDEST
+    )
+    queue = manager.create("q", config)
+    handler = RecordingHandler[Any]()
+    handler.hold()
+    queue.add_handler(moving, handler)
+    await queue.produce(moving(1))
+    await settle()
+    for kind in (native, kinds[-1]):
+        queue.add_handler(kind, handler)
+    assert queue.partition_count == 3
+    delivery = asyncio.create_task(queue.deliver([moving(2), moving(3)]))
+    await settle()
+    assert await queue.produce(native(4))  # the oldest that can go is moving(2)
+    assert await queue.produce(moving(5))  # native(4) is in the partition: it goes
+    assert await queue.produce(moving(6))  # moving(3)
+    assert _adds_up(queue.stats()), queue.stats()
+    assert queue.stats().dropped_after == 3
+    handler.release()
+    with pytest.raises(bq.DeliveryError) as failed:
+        await delivery
+    assert [item for failure in failed.value.failures for item in failure.items] == [2, 3]
+    await queue.flush()
+    assert sorted(handler.items) == [1, 5, 6]
+    assert _adds_up(queue.stats())
+
+
+async def test_stats_add_up_after_a_shutdown_that_cuts_off_a_move(manager):
+    stays, moves = _types_that_part(1, 2)
+    queue = manager.create("q", bq.QueueConfig(partitions=bq.PartitionPolicy.adaptive()))
+    handler = RecordingHandler[Any]()
+    handler.hold()
+    queue.add_handler(moves, handler)
+    await queue.produce(moves(1))
+    await settle()
+    queue.add_handler(stays, handler)
+    await queue.produce_many([moves(2), moves(3)])
+    report = await queue.shutdown(timeout=1.0)
+    assert report.undelivered == [1, 2, 3]
+    assert _adds_up(queue.stats()), queue.stats()
+
+
+async def test_deliver_learns_of_its_own_items_alone_when_partitions_share_a_call(manager):
+    """Two partitions' items in one call of a base-class handler: each failure is counted where it belongs."""
+
+    class GoneError(RuntimeError):
+        pass
+
+    calls = 0
+
+    async def base(batch: list[Base]) -> None:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(1)
+        if calls == 2:
+            raise GoneError
+
+    config = bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(2), selector=_by_side)
+    queue = manager.create("q", config)
+    queue.add_handler(Base, base)
+    await queue.produce(Left(0))
+    await settle()
+    left, right, later = Left(1), Right(2), Left(3)
+    first = asyncio.create_task(queue.deliver([left]))
+    second = asyncio.create_task(queue.deliver([right]))
+    await asyncio.sleep(1.5)  # both are in the second call
+    third = asyncio.create_task(queue.deliver([later]))
+    outcomes = await asyncio.gather(first, second, third, return_exceptions=True)
+    assert [getattr(each, "failures", None) and each.failures[0].items for each in outcomes] == [
+        (left,),
+        (right,),
+        None,
+    ]
+    assert outcomes[2] is None
+
+
+async def test_on_error_may_do_what_it_likes_with_its_batch(manager):
+    async def fail(batch: list[Base]) -> None:
+        raise ValueError
+
+    async def emptied(batch: list[Any], error: BaseException) -> None:
+        batch.clear()
+
+    partitions = bq.PartitionPolicy.fixed(2)
+    queue = manager.create("q", bq.QueueConfig(partitions=partitions, selector=_by_side, max_batch=2, on_error=emptied))
+    queue.add_handler(Base, fail)
+    items = [Left(1), Left(2), Right(3), Right(4)]
+    with pytest.raises(bq.DeliveryError) as failed:
+        await queue.deliver(items)
+    assert {item for failure in failed.value.failures for item in failure.items} == set(items)
+
+
+# -- handlers that misbehave -----------------------------------------------------------------------------------------
+
+
+async def test_a_handler_that_is_removed_and_added_again_runs_once_at_a_time(manager):
+    queue = _two_sides(manager)
+    handler = RecordingHandler[Any](delay=1.0)
+    queue.add_handler(Base, handler)
+    await queue.produce(Left(1))
+    await settle()
+    assert queue.remove_handler(Base)
+    queue.add_handler(Base, handler)
+    await queue.produce(Right(2))
+    await queue.flush()
+    assert len(handler.items) == 2
+    assert handler.max_active == 1
+
+
+async def test_a_worker_that_was_left_behind_makes_no_further_call():
+    queue: bq.BatchQueue[Any] = bq.BatchQueue("q", bq.QueueConfig(max_batch=10))
+    loop = asyncio.get_running_loop()
+
+    async def stubborn(batch: list[int]) -> None:
+        end = loop.time() + 10.0
+        while loop.time() < end:
+            try:
+                await asyncio.sleep(end - loop.time())
+            except asyncio.CancelledError:
+                continue
+        raise ValueError
+
+    later = RecordingHandler[Any]()
+    queue.add_handler(int, stubborn)
+    queue.add_handler(str, later)
+    await queue.produce_many([1, "a"])
+    report = await queue.shutdown(timeout=1.0)
+    assert report.undelivered == [1, "a"]
+    await advance(20)
+    assert later.items == []
+    assert _adds_up(queue.stats())
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+async def test_a_worker_stops_at_the_deadline_although_its_handler_swallows_the_cancellation(ending):
+    queue: bq.BatchQueue[Any] = bq.BatchQueue("q", bq.QueueConfig(max_batch=10))
+
+    async def stubborn(batch: list[int]) -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            if ending == "raises":
+                raise ValueError from None
+
+    later = RecordingHandler[Any]()
+    queue.add_handler(int, stubborn)
+    queue.add_handler(str, later)
+    await queue.produce_many([1, "a", 2])
+    await settle()
+    await queue.produce(3)
+    report = await queue.shutdown(timeout=1.0)
+    assert report.undelivered == ["a", 3]
+    assert report.handled + report.failed == 2
+    assert (report.elapsed, later.items) == (1.0, [])
+
+
+def test_a_loop_ends_although_a_handler_swallows_its_cancellation():
+    from batchqueue_async.testing import run_virtual
+
+    async def main() -> None:
+        async def stubborn(batch: list[int]) -> None:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                return
+
+        queue: bq.BatchQueue[int] = bq.BatchQueue("q", bq.QueueConfig(consumer=stubborn))
+        await queue.produce(1)
+        await settle()
+
+    run_virtual(main, stall_timeout=0.1)
+
+
+class _Abort(BaseException):
+    """An error that no `except Exception` sees; as some test and actor frameworks have them."""
+
+
+@pytest.mark.parametrize("where", ["handler", "on_error", "on_idle"])
+async def test_any_error_of_a_handler_is_the_batch_s_own(manager, where):
+    failures: list[BaseException] = []
+    raised = 0
+
+    class Handler(RecordingHandler[int]):
+        async def on_idle(self) -> None:
+            nonlocal raised
+            if where == "on_idle" and not raised:
+                raised += 1
+                raise _Abort
+
+    def on_error(batch: Any, error: BaseException) -> None:
+        nonlocal raised
+        failures.append(error)
+        if where == "on_error":
+            raised += 1
+            raise _Abort
+
+    handler = Handler(fail=lambda batch: _Abort() if where != "on_idle" and batch == [1] else None)
+    queue = manager.create("q", bq.QueueConfig(consumer=handler, on_error=on_error))
+    await queue.produce(1)
+    await advance(1)
+    await queue.produce(2)
+    await queue.flush(timeout=5)
+    assert handler.handled[-1] == 2
+    assert not queue.closed
+    assert len(failures) == (where != "on_idle")
+    assert raised == (where != "handler")
+
+
+async def test_nobody_waits_for_a_drain_task_that_is_gone(manager):
+    """A handler that cancels its own drain task ends the queue: waits end with it, and the report has every item."""
+    queue = _two_sides(manager, buffer_size=2, max_batch=1)
+
+    async def left(batch: list[Left]) -> None:
+        await asyncio.sleep(1)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(1)
+
+    right = RecordingHandler[Any](delay=10)
+    queue.add_handler(Left, left)
+    queue.add_handler(Right, right)
+    lefts, rights = [Left(1), Left(2)], [Right(3)]
+    calls = [
+        asyncio.create_task(queue.deliver(lefts)),
+        asyncio.create_task(queue.deliver(rights)),
+        asyncio.create_task(queue.flush()),
+        asyncio.create_task(queue.produce_many([Left(5), Left(6)])),
+    ]
+    await advance(1.5)
+    assert queue.closed
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(each) for each in results] == [bq.DeliveryError, type(None), bq.QueueClosedError, int]
+    assert set(results[0].failures[0].items) == set(lefts)
+    with pytest.raises(bq.QueueClosedError):
+        await queue.flush()
+    report = await queue.shutdown()
+    assert report.handled == 1
+    assert len(report.undelivered) == 2 + results[3]
+    assert _adds_up(queue.stats())
+
+
+# -- smaller things --------------------------------------------------------------------------------------------------
+
+
+async def test_put_into_a_closed_partition_raises():
+    from batchqueue_async.queue.partition import Partition
+
+    partition = Partition[int](0, capacity=1)
+    await partition.put(1)
+    partition.close()
+    with pytest.raises(asyncio.QueueFull):
+        async with asyncio.timeout(1):
+            await partition.put(2)
+
+
+async def test_items_that_come_in_bulk_wake_every_getter():
+    from batchqueue_async.queue.partition import Partition
+
+    partition = Partition[int](0, capacity=5)
+    getters = [asyncio.create_task(partition.get()) for _ in range(3)]
+    await settle()
+    partition.offer_many([1, 2, 3])
+    await settle()
+    assert [getter.result() for getter in getters if getter.done()] == [1, 2, 3]
+
+
+async def test_an_owner_that_is_no_whole_number_is_the_balancer_s_fault(manager, caplog):
+    class Halves:
+        def assign(self, throughput: Any, owners: Any, workers: int) -> list[Any]:
+            return [0.5] * len(owners)
+
+    queue = _two_sides(manager, balancer=Halves(), balance_interval=1.0)
+    await advance(2.5)
+    assert caplog.text.count("balancer_failed") == 2
+    assert [each.owner for each in queue.stats().partitions] == [0, 1]
+
+
+@pytest.mark.seeds(20)
+async def test_a_shutdown_without_time_ends_in_every_task_order():
+    async def stubborn(batch: list[int]) -> None:
+        end = loop.time() + 10.0
+        while loop.time() < end:
+            try:
+                await asyncio.sleep(end - loop.time())
+            except asyncio.CancelledError:
+                continue
+
+    loop = asyncio.get_running_loop()
+    queue: bq.BatchQueue[int] = bq.BatchQueue("q", bq.QueueConfig(consumer=stubborn))
+    await queue.produce(1)
+    await settle()
+    busy = [asyncio.create_task(asyncio.sleep(0)) for _ in range(5)]
+    ends = [asyncio.create_task(queue.shutdown(timeout)) for timeout in (5.0, 0.0)]
+    reports = await asyncio.gather(*ends)
+    await asyncio.gather(*busy)
+    assert reports[0].elapsed <= 0.25
+    await advance(20)
+
+
+async def test_a_failure_is_traced_to_its_items_among_partitions_with_one_type_and_with_several(manager):
+    fine = RecordingHandler[Any]()
+    failed_calls: list[list[int]] = []
+
+    async def choosy(batch: list[Right]) -> None:
+        if any(item.number == 9 for item in batch):
+            failed_calls.append([item.number for item in batch])
+            raise ValueError
+
+    config = bq.QueueConfig(
+        partitions=bq.PartitionPolicy.fixed(2), selector=lambda item, count: item.number % count, max_batch=3
+    )
+    queue = manager.create("q", config)
+    queue.add_handler(Left, fine)
+    queue.add_handler(Right, choosy)
+    # Partition 0 gets both types, partition 1 one.
+    items = [Left(2), Right(4), Left(6), Right(1), Right(3), Right(9)]
+    with pytest.raises(bq.DeliveryError) as failed:
+        await queue.deliver(items)
+    assert [[item.number for item in failure.items] for failure in failed.value.failures] == failed_calls
+    assert len(failed_calls) == 1
+
+
+async def test_a_handler_that_is_removed_while_another_idles_does_not_idle_beside_its_call(manager):
+    queue = _two_sides(manager)
+    gate = asyncio.Event()
+    idled: list[str] = []
+
+    class First(RecordingHandler[Any]):
+        async def on_idle(self) -> None:
+            await gate.wait()
+
+    class Second(RecordingHandler[Any]):
+        async def on_idle(self) -> None:
+            idled.append("beside" if self.active else "alone")
+
+    second = Second()
+    queue.add_handler(Left, First())
+    queue.add_handler(Right, second)
+    await settle()  # one worker is in the first handler's on_idle, on its way to the second's
+    idled.clear()
+    second.hold()
+    await queue.produce(Right(1))
+    await settle()
+    assert second.active == 1
+    queue.remove_handler(Right)
+    gate.set()
+    await settle()
+    second.release()
+    assert "beside" not in idled

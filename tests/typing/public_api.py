@@ -1,3 +1,149 @@
 """Type-only uses of the public API: checked by mypy and pyright, never run."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_type
+
+import batchqueue_async as bq
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass
+class Span:
+    name: str
+
+
+@dataclass
+class ErrorSpan(Span):
+    code: int
+
+
+async def handle(batch: list[Span]) -> None: ...
+
+
+async def handle_sequence(batch: Sequence[Span]) -> int:
+    return len(batch)
+
+
+class Writer:
+    async def consume(self, batch: list[Span], /) -> None: ...
+
+    async def on_idle(self) -> None: ...
+
+
+class SequenceWriter:
+    async def consume(self, batch: Sequence[Span], /) -> object: ...
+
+
+def log_error(batch: Sequence[Span], error: BaseException) -> None: ...
+
+
+async def log_error_async(batch: Sequence[Span], error: BaseException) -> None: ...
+
+
+class Even:
+    def assign(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> list[int] | None:
+        return None
+
+
+def by_name(item: Span, partition_count: int, /) -> int:
+    return len(item.name) % partition_count
+
+
+def configurations() -> None:
+    every: bq.QueueConfig[Span] = bq.QueueConfig(
+        workers=bq.WorkerPolicy.cpu_cores_with_base(1, 0.25),
+        partitions=bq.PartitionPolicy.adaptive(multiplier=25),
+        selector=by_name,
+        buffer_size=10,
+        strategy=bq.BufferStrategy.DROP_OLDEST,
+        block_timeout=None,
+        fallback=handle,
+        on_error=log_error,
+        max_batch=10,
+        linger=0.5,
+        min_idle=0.001,
+        max_idle=0.1,
+        handler_timeout=1.0,
+        drain_timeout=5,
+        balancer=bq.throughput_weighted(skip_ratio=1.2),
+        balance_interval=1,
+    )
+    assert_type(every.selector, bq.Selector[Span] | None)
+    bq.QueueConfig[Span](consumer=handle, selector=bq.by_key(lambda span: span.name))
+    bq.QueueConfig[Span](consumer=handle_sequence, on_error=log_error_async, selector=bq.round_robin())
+    bq.QueueConfig[Span](consumer=Writer(), balancer=Even(), selector=bq.type_hash())
+    bq.QueueConfig[Span](consumer=SequenceWriter(), scheduler=bq.SharedScheduler("IO", bq.WorkerPolicy.io_bound()))
+    bq.QueueConfig[Span](consumer=bq.in_thread(print))
+    configs = bq.load_config("queues.yaml", overrides={"spans": {"max_batch": 5}})
+    assert_type(configs["spans"].max_batch, int)
+
+
+def arithmetic() -> None:
+    assert_type(bq.WorkerPolicy.cpu_cores(0.5).resolve(), int)
+    assert_type(bq.PartitionPolicy.worker_multiply(2).resolve(4, weight=7.5), int)
+    assert_type(bq.throughput_weighted().assign([1], [0], 1), list[int] | None)
+
+
+async def queues() -> None:
+    async with bq.BatchQueueManager() as manager:
+        config: bq.QueueConfig[Span] = bq.QueueConfig(consumer=Writer())
+        queue = manager.create("spans", config)
+        assert_type(queue, bq.BatchQueue[Span])
+        assert_type(manager.get_or_create("spans", config), bq.BatchQueue[Span])
+        assert_type(queue.config, bq.QueueConfig[Span])
+        assert_type(await queue.produce(ErrorSpan("a", 1)), bool)
+        assert_type(queue.produce_nowait(Span("a")), bool)
+        assert_type(await queue.produce_many(Span(name) for name in "abc"), int)
+        assert_type(queue.produce_many_nowait((Span("a"),)), int)
+        await queue.deliver([Span("a")])
+        await queue.flush(timeout=1)
+        await queue.produce("no span")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        assert_type(manager.names(), list[str])
+        assert_type(manager.scheduler("IO"), bq.Scheduler | None)
+        assert_type(await manager.shutdown("spans", timeout=1.0), bq.ShutdownReport)
+        assert_type(await manager.shutdown_all(), dict[str, bq.ShutdownReport])
+
+
+async def handlers(queue: bq.BatchQueue[Span]) -> None:
+    queue.add_handler(Span, handle, weight=0.05)
+    queue.add_handler(ErrorSpan, Writer())
+
+    @queue.handler(ErrorSpan, weight=2)
+    async def errors(batch: list[ErrorSpan]) -> int:
+        return len(batch)
+
+    assert_type(await errors([ErrorSpan("a", 1)]), int)
+    assert_type(queue.remove_handler(Span), bool)
+
+
+async def numbers(queue: bq.BatchQueue[Span]) -> None:
+    stats = queue.stats()
+    assert_type(stats, bq.QueueStats)
+    assert_type(stats.used_ratio, float)
+    assert_type(stats.top(3), tuple[bq.PartitionStats, ...])
+    assert_type(stats.workers[0].busy, float)
+    assert_type(stats.queue_latency.p99, float)
+    report = await queue.shutdown()
+    assert_type(report.elapsed, float)
+    try:
+        await queue.deliver([])
+    except bq.DeliveryError as error:
+        for items, reason in error.failures:
+            assert_type(len(items), int)
+            assert_type(reason, BaseException)
+    except bq.RetryableError as error:
+        assert_type(error.retry_after, float | None)
+
+
+def threads(queue: bq.BatchQueue[Span]) -> None:
+    door = queue.bridge()
+    assert_type(door, bq.SyncQueue[Span])
+    assert_type(door.produce(Span("a"), timeout=1.0), bool)
+    assert_type(door.produce_many([Span("a")]), int)
+    with bq.SyncBridge() as bridge:
+        config: bq.QueueConfig[Span] = bq.QueueConfig(consumer=Writer())
+        assert_type(bridge.get_or_create("spans", config), bq.SyncQueue[Span])

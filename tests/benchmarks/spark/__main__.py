@@ -14,11 +14,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parents[3]
-os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-os.environ["PYTHONPATH"] = str(ROOT)
-
 from pyspark.sql import SparkSession
 
 from batchqueue_async.spark import BatchQueueDataSource, DriverSink
@@ -28,6 +23,7 @@ from .bare import Bare
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ROOT = Path(__file__).resolve().parents[3]
 STATUS = Path("/proc/self/status")
 TARGETS = [
     ("DriverSink, record batches / toArrow()", "sink batches", "toArrow", 0.80),
@@ -78,6 +74,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--output", type=Path, default=ROOT / "bench-results")
     options = parser.parse_args()
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYTHONPATH"] = str(ROOT)
     builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "3g")
     spark = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
@@ -111,9 +110,8 @@ def main() -> None:
 
 def report(found: dict[str, list[float]], memory: dict[str, float], options: argparse.Namespace) -> None:
     rates = {name: statistics.median(each) for name, each in found.items()}
-    print(
-        f"\n{options.rows:,} rows, median of {options.runs} runs; load average {os.getloadavg()[0]:.1f} of {os.cpu_count()}"
-    )
+    load = f"load average {os.getloadavg()[0]:.1f} of {os.cpu_count()}"
+    print(f"\n{options.rows:,} rows, median of {options.runs} runs; {load}")
     for name, rate in rates.items():
         print(f"  {name:<24}{rate:>12,.0f} rows/s   memory above the start {memory[name]:>7.0f} MiB")
     print()

@@ -1,0 +1,148 @@
+"""What takes part in the programs against a queue: items, handlers that behave well and badly, a balancer by chance."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import batchqueue_async as bq
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from queue_world import World
+
+
+class Item:
+    def __init__(self, producer: int, number: int, key: int) -> None:
+        self.producer, self.number, self.key = producer, number, key
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(p{self.producer} #{self.number} k{self.key})"
+
+
+class Even(Item):
+    pass
+
+
+class Odd(Item):
+    pass
+
+
+KINDS: list[type[Item]] = [type(f"K{index}", (Odd if index % 2 else Even,), {}) for index in range(6)]
+CLASSES: list[type] = [*KINDS, Even, Odd]
+
+
+class OopsError(Exception):
+    """What a failing handler raises."""
+
+
+class Handler:
+    """A handler under the model's eyes; `mode` says how its next calls go."""
+
+    def __init__(self, world: World, label: str) -> None:
+        self.world, self.label = world, label
+        self.mode = "ok"
+        self.delay = 0.1
+        self.gate = asyncio.Event()
+
+    async def consume(self, batch: list[Item]) -> None:
+        world = self.world
+        call = world.call_begins(self, batch)
+        try:
+            await self._act(self.mode, batch)
+            batch.clear()  # the list is the handler's own
+        except BaseException:
+            world.call_ends(call, good=False)
+            raise
+        world.call_ends(call, good=True)
+
+    async def _act(self, mode: str, batch: list[Item]) -> None:
+        if mode == "turn":
+            await asyncio.sleep(0)
+        elif mode in ("slow", "fail"):
+            await asyncio.sleep(self.delay)
+            if mode == "fail":
+                raise OopsError
+        elif mode == "cancelled":
+            await asyncio.sleep(0)
+            raise asyncio.CancelledError
+        elif mode == "hang":
+            await self.gate.wait()
+        elif mode == "stubborn":
+            await self._stubborn()
+        elif mode == "produce":
+            await self.world.produce_from_handler(batch)
+
+    async def _stubborn(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.delay
+        while loop.time() < end:
+            try:
+                await asyncio.sleep(end - loop.time())
+            except asyncio.CancelledError:
+                continue
+
+
+class IdleHandler(Handler):
+    async def on_idle(self) -> None:
+        world = self.world
+        draining = any(worker.closing for worker in world.parts._workers)
+        world.expect(not draining, f"on_idle of {self.label} in the final drain")
+        world.expect(all(each.handler is not self for each in world.calls), f"on_idle of {self.label} beside its call")
+        world.idle.add(self)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            world.idle.discard(self)
+
+
+class Call:
+    def __init__(self, handler: Handler, batch: list[Item]) -> None:
+        self.handler, self.batch = handler, list(batch)
+
+
+class RandomBalancer:
+    """Sends partitions to any worker; `wanted` overrules chance once."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def assign(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> list[int] | None:
+        if self.rng.random() < 0.1:
+            return None
+        return [self.rng.randrange(workers) if self.rng.random() < 0.6 else owner for owner in owners]
+
+
+class ViolationError(AssertionError):
+    """A guarantee that did not hold."""
+
+
+def draw_options(rng: random.Random) -> dict[str, Any]:
+    """A configuration by chance; the state machine draws its own."""
+    workers = rng.randint(1, 4)
+    single = rng.random() < 0.25
+    partitions = rng.choice(
+        [
+            bq.PartitionPolicy.fixed(rng.randint(1, 5)),
+            bq.PartitionPolicy.worker_multiply(rng.randint(1, 2)),
+            bq.PartitionPolicy.adaptive(),
+            bq.PartitionPolicy.adaptive(),
+        ]
+    )
+    return {
+        "workers": bq.WorkerPolicy.fixed(workers),
+        "partitions": partitions,
+        "selector": rng.choice(["type_hash", "type_hash", "by_key", "by_key", "round_robin", "custom"]),
+        "buffer_size": rng.randint(1, 8),
+        "strategy": rng.choice([*bq.BufferStrategy, bq.BufferStrategy.BLOCKING, bq.BufferStrategy.BLOCKING]),
+        "block_timeout": rng.choice([None, None, 0.2]),
+        "max_batch": rng.randint(1, 5),
+        "linger": rng.choice([0.0, 0.0, 0.3]),
+        "handler_timeout": rng.choice([None, None, 0.5]),
+        "single": single,
+        "fallback": rng.random() < 0.5,
+        "balanced": rng.random() < 0.5,
+        "on_idle": rng.random() < 0.2,
+    }

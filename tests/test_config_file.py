@@ -1,0 +1,451 @@
+"""`load_config`: three layers, exact types, errors that name the place, and files that mean harm."""
+
+from __future__ import annotations
+
+import string
+import sys
+from dataclasses import fields
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import batchqueue_async as bq
+from batchqueue_async import config, config_file
+
+EVERYTHING = """
+queues:
+  spans:
+    workers: cpu_cores(0.5)
+    partitions: adaptive
+    selector: type_hash
+    strategy: drop_oldest
+    buffer_size: 20000
+    block_timeout: null
+    max_batch: 500
+    linger: 0.05
+    min_idle: 0.002
+    max_idle: 1
+    handler_timeout: 10
+    drain_timeout: 5.5
+    balancer: throughput_weighted(1.2)
+    balance_interval: 300
+  writer:
+    scheduler: {name: IO_POOL, policy: {cpu_cores_with_base: [1, 0.25]}}
+    partitions: 4
+    selector: round_robin()
+    block_timeout: 2.5
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text, *, environ=None, **options):
+        path = tmp_path / "queues.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return config.load_config(path, environ=environ or {}, **options)
+
+    return load
+
+
+@pytest.fixture
+def refuse(load):
+    def refuse(text, **options):
+        with pytest.raises(bq.ConfigError) as caught:
+            load(text, **options)
+        message = str(caught.value)
+        assert len(message) < 500
+        return message
+
+    return refuse
+
+
+def test_every_field_of_a_file(load):
+    configs = load(EVERYTHING)
+    assert list(configs) == ["spans", "writer"]
+    assert configs["spans"] == bq.QueueConfig(
+        workers=bq.WorkerPolicy.cpu_cores(0.5),
+        partitions=bq.PartitionPolicy.adaptive(),
+        selector=bq.type_hash(),
+        strategy=bq.BufferStrategy.DROP_OLDEST,
+        buffer_size=20_000,
+        max_batch=500,
+        linger=0.05,
+        min_idle=0.002,
+        max_idle=1.0,
+        handler_timeout=10.0,
+        drain_timeout=5.5,
+        balancer=bq.throughput_weighted(1.2),
+        balance_interval=300.0,
+    )
+    assert configs["writer"] == bq.QueueConfig(
+        scheduler=bq.SharedScheduler("IO_POOL", bq.WorkerPolicy.cpu_cores_with_base(1, 0.25)),
+        partitions=bq.PartitionPolicy.fixed(4),
+        selector=bq.round_robin(),
+        block_timeout=2.5,
+    )
+    assert type(configs["spans"].max_idle) is float
+
+
+def test_no_field_of_a_queue_is_forgotten():
+    known = {*config._OBJECTS, *config._FROM_CODE}
+    rest = {field.name: field.type for field in fields(bq.QueueConfig) if field.name not in known}
+    assert set(rest.values()) == {"int", "float", "float | None"}
+
+
+def test_nothing_to_read_gives_no_queue(load):
+    assert config.load_config(environ={}) == {}
+    assert load("") == load("# nothing\n") == load("queues:\n") == {}
+    assert load("queues:\n  spans:\n") == {"spans": bq.QueueConfig()}
+
+
+def test_the_later_layer_wins(load):
+    text = "queues: {spans: {max_batch: 1, linger: 0.1, buffer_size: 10}}"
+    environ = {"BATCHQUEUE_QUEUES__SPANS__MAX_BATCH": "2", "BATCHQUEUE_QUEUES__SPANS__LINGER": "0.2", "PATH": "/bin"}
+    found = load(text, environ=environ, overrides={"spans": {"max_batch": 3}})["spans"]
+    assert (found.max_batch, found.linger, found.buffer_size) == (3, 0.2, 10)
+
+
+def test_the_process_environment_is_the_default(monkeypatch):
+    monkeypatch.setenv("BATCHQUEUE_QUEUES__SPANS__MAX_BATCH", "7")
+    assert bq.load_config()["spans"].max_batch == 7
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("WORKERS", "3", bq.WorkerPolicy.fixed(3)),
+        ("WORKERS", "io_bound", bq.WorkerPolicy.io_bound()),
+        ("WORKERS", '{"cpu_cores": 2}', bq.WorkerPolicy.cpu_cores(2)),
+        ("workers", "null", None),
+        ("PARTITIONS", "worker_multiply( 2 )", bq.PartitionPolicy.worker_multiply(2)),
+        ("STRATEGY", "IF_POSSIBLE", bq.BufferStrategy.IF_POSSIBLE),
+        ("BLOCK_TIMEOUT", "null", None),
+        ("BLOCK_TIMEOUT", "2", 2.0),
+        ("SCHEDULER", '{"name": "IO", "policy": "fixed(2)"}', bq.SharedScheduler("IO", bq.WorkerPolicy.fixed(2))),
+        ("SELECTOR", "null", bq.type_hash()),
+        ("BALANCER", "throughput_weighted", bq.throughput_weighted()),
+    ],
+)
+def test_values_in_the_environment(field, text, value):
+    found = config.load_config(environ={f"APP_QUEUES__SPANS__{field}": text}, prefix="APP_")
+    assert getattr(found["spans"], field.lower()) == value
+
+
+def test_a_queue_is_found_by_its_name_in_capitals(load):
+    text = "queues: {Spans.grpc-1: {}, a__b: {}}"
+    environ = {"BATCHQUEUE_QUEUES__SPANS_GRPC_1__MAX_BATCH": "5", "BATCHQUEUE_QUEUES__A__B__MAX_BATCH": "6"}
+    found = load(text, environ=environ)
+    assert {name: queue.max_batch for name, queue in found.items()} == {"Spans.grpc-1": 5, "a__b": 6}
+
+
+def test_each_layer_may_name_queues_of_its_own(load):
+    found = load("queues: {a: {}}", environ={"BATCHQUEUE_QUEUES__B__LINGER": "1"}, overrides={"c": {}})
+    assert list(found) == ["a", "b", "c"]
+
+
+def test_overrides_hold_objects_and_handlers(load):
+    async def consume(batch): ...
+
+    overrides = {"spans": {"consumer": consume, "on_error": print, "workers": bq.WorkerPolicy.fixed(2)}}
+    assert load("queues: {spans: {partitions: 2}}", overrides=overrides) == {
+        "spans": bq.QueueConfig(
+            consumer=consume,
+            on_error=print,
+            workers=bq.WorkerPolicy.fixed(2),
+            partitions=bq.PartitionPolicy.fixed(2),
+        )
+    }
+    objects = {
+        "selector": bq.by_key(len),
+        "strategy": bq.BufferStrategy.BLOCKING,
+        "balancer": bq.throughput_weighted(),
+        "scheduler": bq.SharedScheduler("IO", bq.WorkerPolicy.fixed(1)),
+        "partitions": "fixed(2)",
+        "fallback": None,
+    }
+    found = config.load_config(environ={}, overrides={"q": objects})["q"]
+    assert (found.selector, found.partitions) == (objects["selector"], bq.PartitionPolicy.fixed(2))
+
+
+def test_anchors_and_merges(load):
+    text = """
+queues:
+  spans: &spans {linger: 0.5, max_batch: 9}
+  more: &more {max_batch: 10, buffer_size: 11}
+  logs: {<<: *spans, max_batch: 8}
+  both: {<<: [*spans, *more]}
+"""
+    found = load(text)
+    assert (found["logs"].linger, found["logs"].max_batch) == (0.5, 8)
+    assert (found["both"].max_batch, found["both"].buffer_size) == (9, 11)
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("max_bacth: 1", "queue 'spans': max_bacth is no field of a queue; did you mean max_batch?"),
+        ("zzz: 1", "zzz is no field of a queue; there are workers, scheduler, partitions"),
+        ("max_batch: '500'", "max_batch='500': Expected `int`, got `str`; give a whole number, such as 500"),
+        ("max_batch: 1.0", "max_batch=1.0: Expected `int`, got `float`"),
+        ("max_batch: yes", "max_batch=True: Expected `int`, got `bool`"),
+        ("max_batch: [1]", "max_batch=[1]: Expected `int`, got `array`"),
+        ("linger: 50ms", "linger='50ms': Expected `float`, got `str`; give seconds as a plain number, such as 0.05"),
+        ("linger: null", "linger=None: Expected `float`, got `null`"),
+        ("linger: .nan", "queue 'spans': linger=nan is not a finite number of seconds"),
+        ("max_batch: 0", "queue 'spans': max_batch=0 is below 1; set max_batch to 1 or more"),
+        ("min_idle: 0.5", "max_idle=0.05 is below min_idle=0.5; raise max_idle"),
+        ("consumer: print", "consumer is code, which no file or variable can hold; give it as overrides={'spans': "),
+        ("on_error: null", "on_error is code"),
+        ("workers: cpu_cores(0)", "workers='cpu_cores(0)': WorkerPolicy.cpu_cores: multiplier=0.0 is not above 0"),
+        ("workers: cores(2)", "workers='cores(2)': cores is unknown; did you mean cpu_cores?"),
+        ("workers: cpu_cores(__import__)", "the argument '__import__' is not a number; only numbers can be given"),
+        ("workers: cpu_cores()", "cpu_cores does not take 0 arguments"),
+        ("workers: fixed(1, 2)", "fixed does not take 2 arguments"),
+        ("workers: {fixed: '2'}", "the argument '2' is not a number"),
+        ("workers: {fixed: 1, cpu_cores: 2}", "is not understood; write name, name(number) or {name: number}"),
+        ("workers: 1.5", "workers=1.5: is not understood"),
+        ("workers: 0", "WorkerPolicy.fixed: count=0 is below 1"),
+        ("workers: 'fixed(2); import os'", "is not understood"),
+        ("partitions: cpu_cores(1)", "cpu_cores is unknown; there are fixed, worker_multiply, adaptive"),
+        ("selector: by_key(len)", "by_key needs a function, which is code; give selector=by_key(fn) in overrides"),
+        ("selector: random", "random is unknown; there are round_robin, type_hash"),
+        ("strategy: drop_latest", "strategy='drop_latest': is no strategy; did you mean drop_"),
+        ("strategy: 3", "strategy=3: is no strategy; there are blocking, if_possible"),
+        ("balancer: throughput_weighted(0.5)", "skip_ratio=0.5 is not a finite number from 1 on"),
+        ("scheduler: IO", "scheduler='IO': Expected `object`, got `str`"),
+        ("scheduler: {name: IO}", "Object missing required field `policy`"),
+        ("scheduler: {name: IO, policy: 1, size: 2}", "Object contains unknown field `size`"),
+        ("{scheduler: {name: IO, policy: 1}, workers: 1}", "is given beside workers; give at most one of the two"),
+    ],
+)
+def test_what_is_wrong_in_a_file(refuse, section, expected):
+    message = refuse(f"queues:\n  spans:\n    {section}\n")
+    assert "queues.yaml: queue 'spans': " in message
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- 1\n", "queues.yaml: [1] is not a mapping; write name: value lines"),
+        ("just text", "'just text' is not a mapping"),
+        ("queues: 5", "queues.yaml: queues: 5 is not a mapping"),
+        ("queues: {spans: 5}", "queues.yaml: queues: queue 'spans': 5 is not a mapping"),
+        ("queus: {}", "queues.yaml: queus is no section of the file; did you mean queues?"),
+        ("queues: {5: {}}", "queues: the name 5 is not a text; put it in quotes"),
+        ("queues: {no: {}}", "the name False is not a text"),
+        ("queues: {'': {}}", "name='' is not a printable text"),
+        ("queues: {spans: {5: 1}}", "queue 'spans': the name 5 is not a text"),
+    ],
+)
+def test_what_is_no_configuration(refuse, text, expected):
+    assert expected in refuse(text)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("SPANS", "1", "names no field; write BATCHQUEUE_QUEUES__<QUEUE>__<FIELD>=<value>"),
+        ("SPANS__", "1", "names no field"),
+        ("__MAX_BATCH", "1", "names no field"),
+        ("SPANS__MAX_BACTH", "1", "queue 'spans': max_bacth is no field of a queue; did you mean max_batch?"),
+        ("SPANS__PASSWORD", "secret", "queue 'spans': password is no field of a queue"),
+        ("SPANS__MAX_BATCH", "1.5", "max_batch='1.5': Expected `int`, got `str`"),
+        ("SPANS__LINGER", "", "linger='': Expected `float`, got `str`"),
+        ("SPANS__LINGER", "inf", "linger=inf is not a finite number of seconds"),
+        ("SPANS__CONSUMER", "os:remove", "consumer is code"),
+        ("SPANS__WORKERS", "{cpu_cores: 1}", "begins with a brace and is no JSON"),
+        ("SPANS__WORKERS", '{"fixed": "1"}', "the argument '1' is not a number"),
+    ],
+)
+def test_what_is_wrong_in_the_environment(variable, value, expected):
+    variable = f"BATCHQUEUE_QUEUES__{variable}"
+    with pytest.raises(bq.ConfigError) as caught:
+        config.load_config(environ={variable: value})
+    assert f"environment variable {variable}: " in str(caught.value)
+    assert expected in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_variable_that_may_mean_two_queues(refuse):
+    message = refuse("queues: {a-b: {}, a.b: {}}", environ={"BATCHQUEUE_QUEUES__A_B__LINGER": "1"})
+    assert "A_B may be any of 'a-b', 'a.b'; rename one of the queues" in message
+
+
+def test_what_is_wrong_in_overrides():
+    with pytest.raises(bq.ConfigError, match="overrides: queue 'q': max_batch='5': Expected `int`"):
+        config.load_config(environ={}, overrides={"q": {"max_batch": "5"}})
+    with pytest.raises(bq.ConfigError, match="overrides: queue 'q': 5 is not a mapping"):
+        config.load_config(environ={}, overrides={"q": 5})
+    with pytest.raises(bq.ConfigError, match="consumer=5 is no handler"):
+        config.load_config(environ={}, overrides={"q": {"consumer": 5}})
+
+
+def test_an_error_of_several_values_names_all_places(refuse):
+    message = refuse("queues: {q: {min_idle: 2}}", environ={"BATCHQUEUE_QUEUES__Q__MAX_IDLE": "1"})
+    assert "queues.yaml and environment variable BATCHQUEUE_QUEUES__Q__MAX_IDLE: queue 'q': max_idle=1.0" in message
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(bq.ConfigError, match=r"no\.yaml: can't be read \(No such file or directory\)"):
+        config.load_config(tmp_path / "no.yaml")
+    with pytest.raises(bq.ConfigError, match="can't be read"):
+        config.load_config(str(tmp_path))
+
+
+def test_without_pyyaml_the_message_names_the_command(load, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(bq.ConfigError, match=r"needs PyYAML; run: pip install 'batchqueue-async\[yaml\]'"):
+        load("queues: {}")
+    assert config.load_config(environ={}) == {}
+
+
+# -- files that mean harm --------------------------------------------------------------------------------------------
+
+LAUGHS = "\n".join(
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    + [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 10)]
+)
+MERGES = "\n".join(
+    ["a0: &a0 {x: 1}"]
+    + [f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 10)}]}}" for level in range(1, 10)]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("queues: !!python/object/apply:os.system ['echo gotcha > hacked']", "has the tag 'tag:yaml.org"),
+        ("!!python/object/new:os.system [echo gotcha]", "has the tag"),
+        ("queues: !!python/name:os.system", "line 1, column 9: has the tag"),
+        ("queues: !!set {a, b}", "has the tag"),
+        ("queues: !local {a: 1}", "has the tag '!local'"),
+        ("queues: {q: {linger: 2024-01-01}}", "has the tag"),
+        ("queues: {q: {linger: 2024-99-99}}", "has the tag"),
+        ("queues: {q: {linger: !!int ''}}", "has the tag"),
+        ("queues: {q: {linger: !!float x}}", "has the tag"),
+        ("queues: {q: {linger: !!bool x}}", "has the tag"),
+        ("queues: {q: {linger: =}}", "has the tag"),
+        ("queues: {q: {max_batch: " + "9" * 5_000 + "}}", "has a value that can't be read"),
+        ("queues: {q: {max_batch: 1, max_batch: 2}}", "line 1, column 28: has the name 'max_batch' twice"),
+        ("queues: {q: {}, 'q': {}}", "has the name 'q' twice"),
+        ("queues: {? [a] : 1}", "has a name that is not a text"),
+        ("queues: {<<: 5}", "merges (<<) what is not a mapping"),
+        (LAUGHS, "has more than 10000 values, aliases counted where they are used"),
+        (MERGES, "has more than 10000 values"),
+        ("a: &a {b: *a}", "is nested more than 16 deep"),
+        ("a: " + "[" * 40 + "]" * 40, "is nested more than 16 deep"),
+        ("a: " + "[" * 50_000, "is nested more than 16 deep"),
+        ("a: *nowhere", "is not valid YAML: found undefined alias"),
+        ("a: 1\n---\nb: 2", "is not valid YAML: but found another document"),
+        ("a: [1", "is not valid YAML: expected ',' or ']'"),
+        ("a: \x07", "is not valid YAML: special characters are not allowed"),
+        (b"a: \xff\xfe\xfa", "is not valid YAML: invalid start byte"),
+        ("# " + "x" * 300_000, "has more than 262144 bytes"),
+    ],
+)
+def test_hostile_files(refuse, tmp_path, monkeypatch, text, expected):
+    monkeypatch.chdir(tmp_path)
+    message = refuse(text)
+    assert "queues.yaml" in message
+    assert expected in message
+    assert [path.name for path in tmp_path.iterdir()] == ["queues.yaml"]
+
+
+@given(st.binary(max_size=200) | st.text(alphabet=string.printable, max_size=200).map(str.encode))
+def test_any_bytes_give_a_configuration_or_a_config_error(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(data)
+    try:
+        config.load_config(path, environ={})
+    except bq.ConfigError as error:
+        message = str(error)
+    else:
+        return
+    assert "any.yaml" in message
+
+
+@given(st.text(alphabet="fixed_cpu(),. 0123456789{}eE+-infa", max_size=30))
+def test_any_text_as_a_policy_gives_a_policy_or_a_config_error(text):
+    try:
+        found = config.load_config(environ={"BATCHQUEUE_QUEUES__Q__WORKERS": text})
+    except bq.ConfigError:
+        return
+    assert isinstance(found["q"].workers, bq.WorkerPolicy | None)
+
+
+# -- round trips -----------------------------------------------------------------------------------------------------
+
+multipliers = st.floats(0.01, 100)
+worker_policies = st.one_of(
+    st.integers(1, 500).map(bq.WorkerPolicy.fixed),
+    multipliers.map(bq.WorkerPolicy.cpu_cores),
+    st.builds(bq.WorkerPolicy.cpu_cores_with_base, st.integers(1, 50), multipliers),
+    st.just(bq.WorkerPolicy.io_bound()),
+)
+partition_policies = st.one_of(
+    st.integers(1, 500).map(bq.PartitionPolicy.fixed),
+    st.integers(1, 50).map(bq.PartitionPolicy.worker_multiply),
+    st.integers(1, 50).map(bq.PartitionPolicy.adaptive),
+)
+seconds = st.floats(0.001, 1e6)
+plain_fields = st.fixed_dictionaries(
+    {},
+    optional={
+        "partitions": partition_policies,
+        "selector": st.sampled_from([bq.type_hash(), bq.round_robin()]),
+        "strategy": st.sampled_from(list(bq.BufferStrategy)),
+        "buffer_size": st.integers(1, 10**9),
+        "max_batch": st.integers(1, 10**9),
+        "block_timeout": st.none() | seconds,
+        "linger": seconds,
+        "max_idle": seconds.map(lambda value: value + 0.001),
+        "handler_timeout": st.none() | seconds,
+        "drain_timeout": seconds,
+        "balancer": st.none() | st.floats(1, 10).map(bq.throughput_weighted),
+        "balance_interval": seconds,
+    },
+)
+runners = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"workers": worker_policies}),
+    st.fixed_dictionaries({"scheduler": st.builds(bq.SharedScheduler, st.text(min_size=1), worker_policies)}),
+)
+queue_fields = st.builds(lambda first, second: first | second, plain_fields, runners)
+names = st.text(st.characters(blacklist_categories=("C", "Z")), min_size=1, max_size=20)
+
+
+def written(value):
+    if isinstance(value, bq.SharedScheduler):
+        return {"name": value.name, "policy": str(value.policy)}
+    if isinstance(value, bq.BufferStrategy):
+        return value.value
+    return value if value is None or isinstance(value, int | float) else str(value)
+
+
+@given(st.dictionaries(names, queue_fields, max_size=4))
+def test_a_configuration_survives_a_file(tmp_path_factory, queues):
+    path = tmp_path_factory.getbasetemp() / "round-trip.yaml"
+    sections = {name: {field: written(value) for field, value in settings.items()} for name, settings in queues.items()}
+    path.write_text(yaml.safe_dump({"queues": sections}, allow_unicode=True), encoding="utf-8")
+    expected = {name: bq.QueueConfig(**settings) for name, settings in queues.items()}
+    assert config.load_config(path, environ={}) == expected
+
+
+@given(plain_fields)
+def test_a_configuration_survives_the_environment(settings):
+    texts = {field: "null" if value is None else str(written(value)) for field, value in settings.items()}
+    environ = {f"BATCHQUEUE_QUEUES__Q__{field.upper()}": text for field, text in texts.items()}
+    expected = {"q": bq.QueueConfig(**settings)} if settings else {}
+    assert config.load_config(environ=environ) == expected
+
+
+def test_the_limits_leave_room_for_real_files(load):
+    text = "queues:\n" + "".join(f"  queue-{number}: {{max_batch: 5, linger: 0.1}}\n" for number in range(500))
+    assert len(load(text)) == 500
+    assert config_file.MAX_DEPTH > 5

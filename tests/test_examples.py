@@ -1,0 +1,68 @@
+"""Every example runs as its reader would run it, with warnings as errors, and prints what it promises."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, *arguments: str, cwd: Path) -> list[str]:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, f"{name}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["metrics_l1_l2.py", "topn.py", "shared_io_pool.py"])
+def test_help(name, tmp_path):
+    lines = run(name, "--help", cwd=tmp_path)
+    assert lines[0].startswith(f"usage: {name}")
+    assert any("--" in line for line in lines)
+
+
+def test_metrics_l1_l2(tmp_path):
+    lines = run("metrics_l1_l2.py", cwd=tmp_path)
+    # 4 x 1.0 + 80 x 0.05 = 8 partitions; unweighted there would be 84
+    assert lines[0] == "L1: 84 metrics in 8 partitions"
+    # 84 metrics x 3 services x 3 minutes x 20 measurements, merged into one row a metric, service and minute
+    assert lines[2:4] == [
+        "L1 handled 15120 measurements, refused 0; L2 handled 756 rows",
+        "every metric was sent when L1 had nothing to do: True",
+    ]
+    assert len(lines) == 10
+    assert lines[4] == "ServiceCpm cart minute 0: count=20 mean=9.5"
+
+
+def test_metrics_l1_l2_takes_options(tmp_path):
+    lines = run("metrics_l1_l2.py", "--meters", "0", "--minutes", "1", "--each", "2", "--workers", "2", cwd=tmp_path)
+    assert lines[0] == "L1: 4 metrics in 4 partitions"
+    assert lines[2] == "L1 handled 24 measurements, refused 0; L2 handled 12 rows"
+
+
+def test_topn(tmp_path):
+    lines = run("topn.py", "--count", "500", "--producers", "3", "--size", "2", cwd=tmp_path)
+    assert lines[:2] == ["1 worker, 3 partitions", "accepted 4500, handled 4500, left over 0"]
+    expected = []
+    for kind in ("SlowSql", "SlowCommand", "SlowRequest"):
+        items = []
+        for seed in range(3):
+            randomly = random.Random(f"{kind} {seed}")
+            items += [(randomly.randrange(1_000_000), f"{kind} {seed}.{number}") for number in range(500)]
+        slowest = sorted(items, reverse=True)[:2]
+        expected += [f"{kind}:", *(f"  {place}. {ms} ms  {text}" for place, (ms, text) in enumerate(slowest, 1))]
+    assert lines[2:] == expected
+
+
+def test_shared_io_pool(tmp_path):
+    lines = run("shared_io_pool.py", "--count", "300", cwd=tmp_path)
+    assert lines[0] == "4 queues on one thread, 2 calls at once"
+    names = ("peer-1", "peer-2", "database", "broker")
+    assert lines[1:5] == [f"{name}: accepted 300, handled 300, in order: True" for name in names]
+    assert lines[5:] == ["calls that ran at once: at most 2", "the thread has ended: True"]
