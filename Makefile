@@ -92,6 +92,16 @@ bench-spark: $(STAMP) ## DriverSink and the data source beside bare Spark
 chaos-spark: $(STAMP) ## the kill campaigns of the Spark parts, longer: CHAOS=100 kills
 	BATCHQUEUE_SPARK_KILLS=$(or $(CHAOS),100) $(BIN)/pytest tests/spark -m cluster -o timeout=7200
 
+KILLS ?= 1000
+
+.PHONY: chaos-durable
+chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count what is lost
+	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
+
+.PHONY: bench-durable
+bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
+	$(BIN)/python tests/benchmarks/durable/bench.py
+
 .PHONY: clean
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build docs/reference/api

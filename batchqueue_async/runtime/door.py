@@ -11,7 +11,7 @@ can't leave items inside that no wake-up is under way for.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from batchqueue_async import forks, log
 from batchqueue_async.config import BufferStrategy
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.batch_queue import BatchQueue
     from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.placement import Place
-    from batchqueue_async.queue.producing import ThreadMark
 
 T = TypeVar("T")
 Route = tuple[int, int]

@@ -37,7 +37,9 @@ class SlowStage:
 
     async def send(self, batch):
         await self.inner.send(batch)
-        Path(self.flag).write_text(str(os.getpid()))
+        fresh = Path(f"{self.flag}.{os.getpid()}")
+        fresh.write_text(str(os.getpid()))
+        fresh.replace(self.flag)  # whole, or not there
         while Path(f"{self.flag}.wait").exists():
             time.sleep(0.01)
 

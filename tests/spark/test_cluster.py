@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -162,27 +163,23 @@ def test_an_executor_killed_amid_a_write_leaves_exact_rows(session, cluster, tmp
     wait.touch()
     frame = numbers(session, 1_000)
     options = {"sink": "spark_sinks:slow", "path": str(path), "flag": str(flag)}
-    failures = []
+    seen = []
 
-    def write():
+    def kill_the_executor():
         try:
-            frame.write.format("batchqueue").options(**options).mode("append").save()
-        except Exception as error:
-            failures.append(error)
+            wait_for(flag.exists)
+            worker = int(flag.read_text())
+            seen.append(select(path))
+            os.kill(next(pid for pid in cluster.executors() if worker in children(pid)), signal.SIGKILL)
+        finally:
+            wait.unlink()
 
-    from pyspark import InheritableThread
-
-    writing = InheritableThread(target=write)
-    writing.start()
-    wait_for(flag.exists)
-    assert select(path) == []
-    worker = int(flag.read_text())
-    victim = next(pid for pid in cluster.executors() if worker in children(pid))
-    os.kill(victim, signal.SIGKILL)
-    wait.unlink()
-    writing.join(120)
-    assert not writing.is_alive()
-    assert failures == []
+    # The write stays on this thread, whose session knows the data source.
+    killing = threading.Thread(target=kill_the_executor)
+    killing.start()
+    frame.write.format("batchqueue").options(**options).mode("append").save()
+    killing.join(120)
+    assert seen == [[]]
     assert_df_equality(written(session, path), frame, ignore_row_order=True, ignore_nullable=True)
 
 

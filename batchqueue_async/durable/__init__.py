@@ -1,0 +1,31 @@
+"""A queue on disk: confirmed means delivered at least once, through crashes, full disks and damaged files.
+
+    put ── pump ── writer (thread) ── segments          format, segment, acklog: the bytes
+                                         │              recovery: what a directory holds
+    lease ── leasing ── backlog ── loader (thread)      state: every decision, without a loop
+
+`docs/spec/durable-format.md` is the format, `docs/how-to/durable-queue.md` the guide.
+"""
+
+from __future__ import annotations
+
+from batchqueue_async.durable.config import Compression, Durability, DurableConfig, Order, Overflow
+from batchqueue_async.durable.dead_letters import DeadLetter
+from batchqueue_async.durable.durable_queue import DurableQueue
+from batchqueue_async.durable.lease import Lease, Record
+from batchqueue_async.durable.recovery import RecoveryReport
+from batchqueue_async.durable.stats import DurableStats
+
+__all__ = [
+    "Compression",
+    "DeadLetter",
+    "Durability",
+    "DurableConfig",
+    "DurableQueue",
+    "DurableStats",
+    "Lease",
+    "Order",
+    "Overflow",
+    "Record",
+    "RecoveryReport",
+]

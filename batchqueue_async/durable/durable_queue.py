@@ -1,0 +1,596 @@
+"""The durable queue: a thin shell over `state`, with `pump` towards the disk and `leasing` towards consumers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from batchqueue_async.durable import compression, dead_letters, recovery
+from batchqueue_async.durable.config import RANKS, Durability, DurableConfig
+from batchqueue_async.durable.files import Files, OsFiles
+from batchqueue_async.durable.format import MAX_FRAME, MAX_RECORDS, frame_size
+from batchqueue_async.durable.leasing import Leasing
+from batchqueue_async.durable.loader import Loader
+from batchqueue_async.durable.pump import DROPPED, Pump
+from batchqueue_async.durable.state import QueueState
+from batchqueue_async.durable.stats import DurableStats
+from batchqueue_async.durable.worker import Runner, Worker
+from batchqueue_async.durable.writer import Writer
+from batchqueue_async.errors import (
+    ConfigError,
+    DiskFullError,
+    DurableQueueError,
+    ForkedError,
+    QueueClosedError,
+    RecordTooLargeError,
+    WrongLoopError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+    from batchqueue_async.durable.dead_letters import DeadLetter
+    from batchqueue_async.durable.frame import Run
+    from batchqueue_async.durable.lease import Lease
+    from batchqueue_async.durable.recovery import RecoveryReport
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_LEASE_RECORDS = 1_000
+_LEASE_BYTES = 16 << 20
+_REQUEUE = 500
+
+_open_queues: weakref.WeakSet[DurableQueue] = weakref.WeakSet()
+
+
+class DurableQueue:
+    """A queue on disk: what `put` has confirmed is delivered at least once, through crashes and restarts.
+
+    Made with `open`, as an async context manager or with `await`. It belongs to the event loop that opened it, and to one
+    owner at a time: the directory is locked.
+
+    Example:
+        async with DurableQueue.open("spool") as queue:
+            await queue.put(b"payload")
+            lease = await queue.lease(wait=1.0)
+            await lease.ack()
+    """
+
+    def __init__(
+        self, path: Path, config: DurableConfig, files: Files, wall: Callable[[], int], runner: Callable[..., Runner]
+    ) -> None:
+        self.path = path
+        self.config = config
+        self._files = files
+        self._wall = wall
+        self._make_runner = runner
+        self._phase = "new"
+        self._lock: int | None = None
+        self._dead: DurableQueue | None = None
+        self._dead_lock = asyncio.Lock()
+        self._admission = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
+        self._recovery: RecoveryReport
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        config: DurableConfig | None = None,
+        *,
+        name: str | None = None,
+        files: Files | None = None,
+        wall_clock: Callable[[], int] = time.time_ns,
+        runner: Callable[[asyncio.AbstractEventLoop, str], Runner] = Worker,
+    ) -> DurableQueue:
+        """A queue in the directory `path`, made when it isn't there; nothing happens before `async with` or `await`.
+
+        Args:
+            path: the directory; relative to the current one.
+            config: how it behaves.
+            name: a directory below `path`: letters, digits, dots, dashes and underscores.
+            files: the file system; the tests replace it.
+            wall_clock: nanoseconds since 1970, asked once at the opening; from then on time is the loop's.
+            runner: what makes the I/O threads; the tests replace it.
+        """
+        place = Path(path)
+        if name is not None:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"DurableQueue.open: name={name!r} can't be a directory below {str(place)!r}; "
+                    "use letters, digits, '.', '-' and '_', at most 100, not starting with '.' or '-'"
+                )
+            place /= name
+        return cls(place, config or DurableConfig(), files or OsFiles(), wall_clock, runner)
+
+    def __repr__(self) -> str:
+        return f"DurableQueue({str(self.path)!r}, {self._phase})"
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Self:
+        """Lock, recover, and start the I/O threads."""
+        if self._phase != "new":
+            raise DurableQueueError(f"durable queue {self.path}: {self._phase} already; call DurableQueue.open again")
+        self._phase = "opening"
+        self._loop = asyncio.get_running_loop()
+        self._writing = self._make_runner(self._loop, f"batchqueue-write-{self.path.name}")
+        self._reading = self._make_runner(self._loop, f"batchqueue-read-{self.path.name}")
+        boot = self._loop.create_task(self._boot())
+        try:
+            await asyncio.shield(boot)
+        except asyncio.CancelledError:
+            # The thread can't be stopped in the middle: it ends what it does, and the lock is given back then.
+            boot.add_done_callback(self._undo_boot)
+            raise
+        except BaseException as error:
+            self._release()
+            if isinstance(error, OSError):
+                raise DurableQueueError(f"durable queue {self.path}: can't be opened: {error}") from error
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _boot(self) -> None:
+        start, wall = self._loop.time(), self._wall()
+        survey, self._lock, free = await self._call(self._writing, self._prepare)
+        self._recovery = replace(survey.report, elapsed=self._loop.time() - start)
+        # The wall clock is asked once. From here on time is the loop's, so a clock that jumps expires nothing.
+        self._origin_ns = wall - int(start * 1e9)
+        config = self.config
+        self._state = state = QueueState(config, survey)
+        state.free_bytes = free
+        writer = Writer(
+            self._files,
+            self.path,
+            queue_id=survey.queue_id,
+            number=survey.next_number,
+            codec=compression.require(config.compression),
+            segment_bytes=config.rotate_bytes,
+            buffer=config.write_buffer,
+        )
+        self._loader = Loader(self._files, self.path)
+        self._leasing = leasing = Leasing(
+            state,
+            self._loader,
+            self._reading,
+            files=self._files,
+            path=self.path,
+            clock=self._now_ns,
+            pump=lambda: self._pump,
+            bury=self._bury,
+        )
+        self._pump = Pump(
+            state,
+            writer,
+            self._writing,
+            path=self.path,
+            clock=self._now_ns,
+            on_ready=leasing.serve,
+            on_deleted=self._forget_files,
+        )
+        state.outstanding = leasing.outstanding  # type: ignore[method-assign]  # the leases live in the shell
+        self._limit = max(1, min(config.max_record, MAX_FRAME - frame_size(1, 0)))
+        self._rank = RANKS[config.durability]
+        self._limited = bool(config.max_records is not None or config.max_bytes is not None or config.min_free_bytes)
+        self._dead_before = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
+        self._phase = "open"
+        _open_queues.add(self)
+        if state.touched or state.emptied:
+            self._pump.touch()
+
+    def _prepare(self) -> tuple[recovery.Survey, int, int | None]:
+        self._files.make_directory(self.path)
+        lock = self._files.lock(self.path / recovery.LOCK)
+        try:
+            survey = recovery.repair(recovery.Surveyor(self._files, self.path).survey(), self._files, self.path)
+            free = None
+            with suppress(OSError):
+                free = self._files.free_bytes(self.path)
+        except BaseException:
+            self._files.close(lock)
+            raise
+        return survey, lock, free
+
+    def _undo_boot(self, boot: asyncio.Task[None]) -> None:
+        if not boot.cancelled() and boot.exception() is None:
+            self._leasing.close()
+        self._release()
+
+    def _release(self) -> None:
+        self._phase = "closed"
+        self._writing.stop()
+        self._reading.stop()
+        if self._lock is not None:
+            self._files.close(self._lock)
+            self._lock = None
+
+    async def _call(self, runner: Runner, call: Callable[..., Any], *arguments: Any) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        runner.submit(call, *arguments, done=done)
+        return await future
+
+    def _now_ns(self) -> int:
+        return self._origin_ns + int(self._loop.time() * 1e9)
+
+    # Putting
+
+    async def put(self, payload: bytes, durability: Durability | None = None) -> int:
+        """Put one record; returns its sequence number when it is as durable as asked.
+
+        Cancelled while it waits for room or for the writer, it is not put; once the writer has it, it is put, and will be
+        delivered. Under `overflow="drop_newest"` a record that was dropped has the number -1.
+
+        Raises:
+            RecordTooLargeError: it is larger than `max_record`, or could never fit.
+            DiskFullError: there is no room, and `overflow` says to refuse.
+            QueueClosedError: the queue is closed.
+        """
+        if self._phase != "open" or asyncio.get_running_loop() is not self._loop:
+            self._check()
+        if type(payload) is not bytes:
+            payload = _as_bytes(payload)
+        size = len(payload)
+        if size > self._limit:
+            raise self._too_large(size)
+        rank = self._rank if durability is None else self._rank_of(durability)
+        pump = self._pump
+        guarded = self._limited or pump.stalled or self._admission.locked()
+        if guarded and not self._has_room(1, size + frame_size(1, 0)) and not await self._admit(1, size):
+            return DROPPED
+        future = pump.append(payload, rank)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            pump.withdraw(future)
+            raise
+
+    async def put_many(self, payloads: Iterable[bytes], durability: Durability | None = None) -> range:
+        """Put records as one atomic frame: all of them or none; returns their sequence numbers.
+
+        Cancelled, it does as `put` does. Dropped under `overflow="drop_newest"`, the range is empty.
+        """
+        self._check()
+        items = list(payloads)
+        if not items:
+            return range(0)
+        if set(map(type, items)) != {bytes}:
+            items = list(map(_as_bytes, items))
+        sizes = list(map(len, items))
+        raw = sum(sizes)
+        if max(sizes) > self._limit:
+            raise self._too_large(max(sizes))
+        if frame_size(len(items), raw) > MAX_FRAME or len(items) > MAX_RECORDS:
+            raise RecordTooLargeError(
+                f"durable queue {self.path}: put_many of {len(items)} records and {raw} bytes is more than one atomic frame of "
+                f"{MAX_FRAME} bytes holds; put them in several calls"
+            )
+        rank = self._rank if durability is None else self._rank_of(durability)
+        whole = frame_size(len(items), raw)
+        if not self._has_room(len(items), whole) and not await self._admit(len(items), raw):
+            return range(0)
+        future = self._pump.append_frame(items, raw, rank)
+        try:
+            first = await future
+        except asyncio.CancelledError:
+            self._pump.withdraw(future)
+            raise
+        return range(0) if first == DROPPED else range(first, first + len(items))
+
+    def _has_room(self, records: int, size: int) -> bool:
+        # Behind others that wait, nobody passes: first come, first served.
+        return not self._admission.locked() and self._reason(records, size) is None
+
+    async def _admit(self, records: int, raw: int) -> bool:
+        """Wait or make room, as `overflow` says; False when the put itself is dropped."""
+        size = frame_size(records, raw)
+        config = self.config
+        if not self._state.fits_ever(records, size):
+            raise RecordTooLargeError(
+                f"durable queue {self.path}: {records} records in {size} bytes can never fit into max_bytes={config.max_bytes} "
+                f"and max_records={config.max_records}; raise them, or put less at once"
+            )
+        if config.overflow in ("block", "drop_oldest"):
+            timeout = config.block_timeout if config.overflow == "block" else None
+            try:
+                async with asyncio.timeout(timeout), self._admission:
+                    await self._await_room(records, size)
+            except TimeoutError:
+                raise self._no_room("block_timeout is over", records, size) from None
+            return True
+        reason = self._reason(records, size)
+        if reason is None:
+            return True
+        self._count_full(reason)
+        if config.overflow == "reject":
+            raise self._no_room(reason, records, size)
+        self._state.counters.dropped["newest"] += records
+        return False
+
+    async def _await_room(self, records: int, size: int) -> None:
+        state = self._state
+        counted = False
+        while (reason := self._reason(records, size)) is not None:
+            self._check()
+            if not counted:
+                counted = True
+                self._count_full(reason)
+            if self.config.overflow == "drop_oldest" and reason != "disk_full":
+                if state.drop_oldest(reason, records):
+                    self._pump.touch()
+                    if self._reason(records, size) is None:
+                        return
+                elif not self._pump.freeing:
+                    raise self._no_room(f"{reason}, and every record is leased", records, size)
+            await self._pump.progress()
+        self._check()
+
+    def _reason(self, records: int, size: int) -> str | None:
+        return "disk_full" if self._pump.stalled else self._state.room(records, size)
+
+    def _count_full(self, reason: str) -> None:
+        if reason != "max_records":
+            self._state.counters.disk_full += 1
+
+    def _no_room(self, reason: str, records: int, size: int) -> DiskFullError:
+        state, config = self._state, self.config
+        return DiskFullError(
+            f"durable queue {self.path}: no room for {records} records in {size} bytes ({reason}): {state.records} records, "
+            f"{state.disk_bytes + state.extra_bytes} bytes on disk, {state.free_bytes} bytes free, max_records={config.max_records}, "
+            f"max_bytes={config.max_bytes}, min_free_bytes={config.min_free_bytes}; raise the quota, or lease and ack faster"
+        )
+
+    def _too_large(self, size: int) -> RecordTooLargeError:
+        return RecordTooLargeError(
+            f"durable queue {self.path}: a record of {size} bytes is above max_record={self._limit}; raise it, or store a reference"
+        )
+
+    def _rank_of(self, durability: str) -> int:
+        if durability not in RANKS:
+            raise ConfigError(f"durability={durability!r} is unknown; choose one of {', '.join(RANKS)}")
+        return RANKS[durability]
+
+    # Leasing
+
+    async def lease(
+        self, max_records: int = _LEASE_RECORDS, max_bytes: int = _LEASE_BYTES, wait: float | None = None
+    ) -> Lease:
+        """The next records, at most this many and these bytes (but at least one record).
+
+        Args:
+            max_records: 1 or more.
+            max_bytes: 1 or more; a single larger record comes alone.
+            wait: seconds to wait for a record, 0 for none, None for as long as it takes. Records that are on the disk are
+                read, however short it is.
+
+        Returns:
+            A lease; empty and falsy when nothing came in time.
+        """
+        self._check()
+        if max_records < 1 or max_bytes < 1:
+            raise ConfigError(f"DurableQueue.lease: max_records={max_records}, max_bytes={max_bytes}; give 1 or more")
+        return await self._leasing.lease(max_records, max_bytes, wait)
+
+    # Dead letters
+
+    async def _bury(self, runs: list[Run], reason: str) -> None:
+        now = self._now_ns()
+        letters = [
+            dead_letters.encode(
+                payload,
+                reason=reason,
+                attempts=run.attempts,
+                seq=run.seq + at,
+                enqueued_ns=run.frame.enqueued_ns,
+                died_ns=now,
+            )
+            for run in runs
+            for at, payload in enumerate((run.frame.payloads or [])[run.low : run.high])
+        ]
+        dead = await self._dead_queue()
+        await dead.put_many(letters)
+        self._count_dead()
+
+    async def dead_letters(self, limit: int = _REQUEUE) -> list[DeadLetter]:
+        """The first dead letters; they stay where they are."""
+        self._check()
+        dead = await self._dead_queue()
+        lease = await dead.lease(limit, wait=0)
+        await lease.nack()
+        found = [dead_letters.decode(record.seq, record.payload) for record in lease.records]
+        return [letter for letter in found if letter is not None]
+
+    async def requeue_dead_letters(self, seqs: Iterable[int] | None = None) -> int:
+        """Put dead letters into the queue again, all or those with these numbers among the dead letters; how many.
+
+        Each gets a new sequence number. A crash in the middle leaves some of them in both places.
+        """
+        self._check()
+        wanted = None if seqs is None else set(seqs)
+        dead = await self._dead_queue()
+        count = 0
+        held: list[Lease] = []
+        try:
+            while lease := await dead.lease(_REQUEUE, wait=0):
+                held.append(lease)
+                found = [dead_letters.decode(record.seq, record.payload) for record in lease.records]
+                chosen = [letter for letter in found if letter is not None and (wanted is None or letter.seq in wanted)]
+                if chosen:
+                    await self.put_many([letter.payload for letter in chosen], durability="always")
+                    await lease.ack([letter.seq for letter in chosen])
+                    count += len(chosen)
+        finally:
+            for lease in held:
+                await lease.nack()
+        self._count_dead()
+        return count
+
+    async def _dead_queue(self) -> DurableQueue:
+        async with self._dead_lock:
+            if self._dead is None:
+                self._check()
+                config = DurableConfig(
+                    max_record=MAX_FRAME // 2, compression=self.config.compression, overflow="reject"
+                )
+                dead = DurableQueue(self.path / recovery.DEAD, config, self._files, self._wall, self._make_runner)
+                self._dead = await dead.__aenter__()
+            return self._dead
+
+    def _count_dead(self) -> None:
+        if self._dead is not None and self._dead._phase == "open":
+            self._state.extra_bytes = self._dead._state.disk_bytes - self._dead_before
+
+    # The rest
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What opening the queue has found."""
+        return self._recovery
+
+    @property
+    def queue_id(self) -> str:
+        """32 hex digits; with a sequence number, a record's identity for ever."""
+        return self._recovery.queue_id
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue is closed, or closing."""
+        return self._phase != "open"
+
+    def stats(self) -> DurableStats:
+        """A snapshot of every count."""
+        state = self._state
+        counters = state.counters
+        config = self.config
+        disk = state.disk_bytes + state.extra_bytes
+        held = state.gate.held if state.gate is not None else 0
+        delayed = state.delayed_records
+        shares = [0.0]
+        if config.max_records is not None:
+            shares.append(state.records / config.max_records)
+        if config.max_bytes is not None:
+            shares.append(disk / config.max_bytes)
+        return DurableStats(
+            records=state.records,
+            ready=state.records - state.leased - delayed - held - counters.unreadable,
+            leased=state.leased,
+            delayed=delayed,
+            max_records=config.max_records,
+            disk_bytes=disk,
+            max_bytes=config.max_bytes,
+            utilization=max(shares),
+            free_bytes=state.free_bytes,
+            memory_blocks=len(state.backlog.window),
+            memory_bytes=state.backlog.window_bytes,
+            pending=state.pending_records,
+            segments=len(state.segments),
+            recovered=counters.recovered,
+            put=counters.put,
+            put_bytes=counters.put_bytes,
+            acked=counters.acked,
+            dead_lettered=counters.dead_lettered,
+            dropped=dict(counters.dropped),
+            retries=counters.retries,
+            retry_successes=counters.retry_successes,
+            retry_failures=dict(counters.retry_failures),
+            expired_leases=counters.expired_leases,
+            disk_full=counters.disk_full,
+            write_errors=counters.write_errors,
+            syncs=counters.syncs,
+            sync_errors=counters.sync_errors,
+            rotations=counters.rotations,
+            hint_writes=counters.hint_writes,
+            spilled=state.backlog.spilled,
+            damaged=counters.damaged,
+            unreadable=counters.unreadable,
+            rounds=counters.rounds,
+            seconds=dict(counters.seconds),
+        )
+
+    async def close(self) -> None:
+        """Write what was accepted, seal the active segment, and let go of the directory.
+
+        Puts that wait for room and leases that wait for records get QueueClosedError. What is not acknowledged stays.
+        """
+        if self._phase in ("new", "forked"):
+            self._phase = "closed" if self._phase == "new" else self._phase
+            return
+        if self._closing is None:
+            if self._phase != "open":
+                return
+            self._phase = "closed"
+            self._closing = self._loop.create_task(self._shut())
+        # A cancelled close goes on in the background: half closed is no state to leave a queue in.
+        await asyncio.shield(self._closing)
+
+    async def _shut(self) -> None:
+        self._leasing.close()
+        try:
+            if self._dead is not None:
+                await self._dead.close()
+            await self._pump.drain()
+            await self._call(self._reading, self._loader.close)
+        finally:
+            self._release()
+            _open_queues.discard(self)
+
+    def _forget_files(self, numbers: list[int]) -> None:
+        self._reading.submit(self._loader.forget, numbers, done=_nothing)
+
+    def _check(self) -> None:
+        if self._phase != "open":
+            if self._phase == "forked":
+                raise ForkedError(
+                    f"durable queue {self.path}: opened before a fork, and this is the child; its owner is the parent. "
+                    "Open another directory here, or close the queue before forking"
+                )
+            raise QueueClosedError(
+                f"durable queue {self.path}: {self._phase}, not open; use `async with DurableQueue.open(…)`"
+            )
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoopError(
+                f"durable queue {self.path}: called from another event loop than the one that opened it"
+            )
+
+
+def _nothing(_result: object, _error: BaseException | None) -> None:
+    """Closing descriptors of deleted files: nobody waits for it."""
+
+
+def _as_bytes(payload: object) -> bytes:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(cast("bytes", payload))
+    raise ConfigError(f"DurableQueue: a payload is bytes, not {type(payload).__name__}; encode it first")
+
+
+def _after_fork() -> None:
+    """In the child of a fork the threads are gone and the parent is still the owner."""
+    for queue in list(_open_queues):
+        queue._phase = "forked"
+        if queue._lock is not None:
+            # The parent's lock lives as long as any descriptor of it: a child must not keep it beyond the parent's end.
+            with suppress(OSError):
+                queue._files.close(queue._lock)
+            queue._lock = None
+    _open_queues.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

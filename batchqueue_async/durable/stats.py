@@ -1,0 +1,114 @@
+"""What a durable queue counts: the document's metrics, as one frozen snapshot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(slots=True)
+class Counters:
+    """The counts that only rise, kept by the queue; names as in `DurableStats`."""
+
+    recovered: int = 0
+    put: int = 0
+    put_bytes: int = 0
+    acked: int = 0
+    dead_lettered: int = 0
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    retries: int = 0
+    retry_successes: int = 0
+    retry_failures: Counter[str] = field(default_factory=Counter[str])
+    expired_leases: int = 0
+    disk_full: int = 0
+    write_errors: int = 0
+    syncs: int = 0
+    sync_errors: int = 0
+    rotations: int = 0
+    hint_writes: int = 0
+    damaged: int = 0
+    unreadable: int = 0
+    rounds: int = 0
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurableStats:
+    """A moment of a durable queue.
+
+    At every instant `recovered + put == acked + dead_lettered + sum(dropped) + damaged + records`, where the sum leaves
+    out `newest`: that was refused before it was written.
+
+    Attributes:
+        records: written and not yet settled: ready, leased, delayed, or held for their keys.
+        ready: records that a lease can have now, in memory or on disk.
+        leased: records out on a lease.
+        delayed: records that wait for the delay of their `nack`.
+        max_records: the quota, or None.
+        disk_bytes: everything in the directory.
+        max_bytes: the quota, or None.
+        utilization: the fuller of the two quotas, 0 to 1; 0 without quotas.
+        free_bytes: what the file system has left, when it was last asked.
+        memory_blocks: frames in memory, ready to be leased.
+        memory_bytes: their payload bytes.
+        pending: records that wait to be written.
+        segments: segment files.
+        recovered: records found at the opening.
+        put: records written since; put_bytes: their payload bytes.
+        acked: records acknowledged.
+        dead_lettered: records moved to the dead letters.
+        dropped: records dropped, by reason: `oldest`, `newest`, `max_age`.
+        retries: records given back by `nack` or by a lease that ended.
+        retry_successes: records acknowledged after an earlier attempt.
+        retry_failures: records given back or dead-lettered, by reason.
+        expired_leases: leases that ended unsettled.
+        disk_full: writes that met a full disk, and puts that met a quota in bytes or `min_free_bytes`.
+        write_errors: writes that failed otherwise.
+        syncs: fdatasyncs that succeeded; sync_errors: that failed.
+        rotations: segments opened.
+        hint_writes: acknowledgement writes.
+        spilled: frames that left the memory for the disk, to be read again.
+        damaged: records that could not be delivered because their bytes are wrong.
+        unreadable: records that could not be read in this run; they stay on the disk for the next.
+        rounds: rounds of the writer.
+        seconds: where the writer's time goes: `write`, `sync`, `hints`.
+    """
+
+    records: int
+    ready: int
+    leased: int
+    delayed: int
+    max_records: int | None
+    disk_bytes: int
+    max_bytes: int | None
+    utilization: float
+    free_bytes: int | None
+    memory_blocks: int
+    memory_bytes: int
+    pending: int
+    segments: int
+    recovered: int
+    put: int
+    put_bytes: int
+    acked: int
+    dead_lettered: int
+    dropped: Mapping[str, int]
+    retries: int
+    retry_successes: int
+    retry_failures: Mapping[str, int]
+    expired_leases: int
+    disk_full: int
+    write_errors: int
+    syncs: int
+    sync_errors: int
+    rotations: int
+    hint_writes: int
+    spilled: int
+    damaged: int
+    unreadable: int
+    rounds: int
+    seconds: Mapping[str, float]

@@ -1,0 +1,233 @@
+"""Crashes, everywhere: random work on a recording file system, then every prefix of its writes is recovered from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+
+import pytest
+from durable_kit import ROOT, RecordingFiles, opened
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from batchqueue_async.durable import DurableQueue, Lease
+
+SMALL = {"segment_bytes": 700, "memory_bytes": 400, "memory_blocks": 4, "write_buffer": 200}
+
+
+class Work:
+    """A queue on a recording file system, and what may be expected of it after a crash at any point."""
+
+    def __init__(self, files: RecordingFiles, **options: Any) -> None:
+        self.files = files
+        self.options = {**SMALL, **options}
+        self.put: set[bytes] = set()
+        self.confirmed: dict[int, tuple[bytes, int, bool]] = {}  # seq -> payload, moment, always
+        self.settled: dict[bytes, int] = {}  # payload -> the moment from which it may be gone
+        self.batches: list[set[bytes]] = []
+        self.number = 0
+        self.dead: dict[bytes, int] = {}
+        self.seen: dict[int, bytes] = {}  # every number under which something was ever delivered or confirmed
+        self.leases: list[Lease] = []
+        self.queue: DurableQueue | None = None
+
+    def now(self) -> int:
+        return len(self.files.log)
+
+    def payloads(self, count: int, size: int) -> list[bytes]:
+        self.number += 1
+        batch = self.number
+        made = [b"%d/%d/" % (batch, at) + bytes((batch * 7 + at + n) % 256 for n in range(size)) for at in range(count)]
+        self.put |= set(made)
+        return made
+
+    async def step(self, action: str, count: int, size: int, level: str) -> None:
+        queue = self.queue
+        if queue is None:
+            self.queue = await opened(self.files, **self.options)
+        elif action == "put":
+            made = self.payloads(1, size)
+            self._confirm([await queue.put(made[0], durability=level)], made, level)
+        elif action == "gather":
+            made = self.payloads(count, size)
+            self._confirm(await asyncio.gather(*(queue.put(p, durability=level) for p in made)), made, level)
+        elif action == "put_many":
+            made = self.payloads(count, size)
+            self.batches.append(set(made))
+            self._confirm(await queue.put_many(made, durability=level), made, level)
+        elif action == "lease":
+            lease = await queue.lease(count, wait=0)
+            if lease:
+                for record in lease.records:
+                    assert record.payload in self.put
+                    self.confirmed.setdefault(record.seq, (record.payload, 1 << 60, False))
+                    assert self.confirmed[record.seq][0] == record.payload
+                    assert self.seen.setdefault(record.seq, record.payload) == record.payload
+                self.leases.append(lease)
+        elif action == "close":
+            self.leases.clear()
+            self.queue = None
+            await queue.close()
+        elif self.leases:
+            lease = self.leases.pop(size % len(self.leases))
+            chosen = [record for record in lease.records if size % 2 or (record.seq + size) % 3]
+            seqs = [record.seq for record in chosen]
+            if action == "nack":
+                await lease.nack()
+            else:
+                for record in chosen:
+                    self.settled.setdefault(record.payload, self.now())
+                if action == "ack":
+                    await lease.ack(seqs)
+                else:
+                    await lease.dead_letter("no use", seqs)
+                    self.dead |= dict.fromkeys((record.payload for record in chosen), self.now())
+                await lease.nack()
+        await asyncio.sleep(0)
+
+    def _confirm(self, seqs: Any, made: list[bytes], level: str) -> None:
+        moment = self.now()
+        for seq, payload in zip(seqs, made, strict=True):
+            assert seq not in self.confirmed, "a sequence number was given twice"
+            assert self.seen.setdefault(seq, payload) == payload, "a number that was delivered is given again"
+            self.confirmed[seq] = (payload, moment, level == "always")
+
+    async def check(self, files: RecordingFiles, moment: int, *, power: bool) -> None:
+        """Recover from `files`, what a crash at `moment` has left, and compare what is delivered with what was promised."""
+        delivered: dict[int, bytes] = {}
+        async with opened(files, **self.options) as queue:
+            before = queue.stats().records
+            while lease := await queue.lease(5, wait=0):
+                for record in lease.records:
+                    assert record.seq not in delivered
+                    delivered[record.seq] = record.payload
+            stats = queue.stats()
+            assert stats.records == len(delivered), (before, stats)
+            assert stats.recovered == stats.records + stats.damaged
+            dead = {letter.payload for letter in await queue.dead_letters(10_000)} if "dead" in names(files) else set()
+        got = set(delivered.values())
+        assert len(got) == len(delivered)
+        for seq, payload in delivered.items():
+            assert payload in self.put, "something was delivered that was not put"
+            if seq in self.confirmed and self.confirmed[seq][1] < 1 << 60:
+                assert self.confirmed[seq][0] == payload, "another payload under this number"
+        for seq, (payload, confirmed_at, always) in self.confirmed.items():
+            if confirmed_at <= moment and (always or not power) and self.settled.get(payload, 1 << 60) > moment:
+                assert delivered.get(seq) == payload, f"confirmed and lost: {seq} at {moment}"
+        for payload, moment_dead in self.dead.items():
+            if moment_dead <= moment:
+                assert payload in got | dead, "neither in the queue nor among the dead letters"
+        for batch in self.batches:
+            if batch & got:
+                gone = {payload for payload in batch if self.settled.get(payload, 1 << 60) <= moment}
+                assert batch <= got | gone, "a part of a put_many"
+
+
+def names(files: RecordingFiles) -> set[str]:
+    return set(files.names(ROOT))
+
+
+ACTIONS = st.sampled_from(
+    ["put", "put", "gather", "put_many", "put_many", "lease", "lease", "ack", "ack", "nack", "dead", "close"]
+)
+STEPS = st.lists(
+    st.tuples(ACTIONS, st.integers(1, 6), st.integers(0, 120), st.sampled_from(["always", "always", "interval", "os"])),
+    min_size=1,
+    max_size=25,
+)
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(coroutine)
+
+
+@given(steps=STEPS, seed=st.integers(0, 1 << 30), compression=st.sampled_from(["none", "none", "lz4"]))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_prefix_of_every_run_recovers(steps, seed, compression):
+    if compression != "none":
+        pytest.importorskip("cramjam")
+
+    async def scenario() -> None:
+        work = Work(RecordingFiles(), compression=compression)
+        for step in [("open", 1, 0, "always"), *steps]:
+            await work.step(*step)
+        random = Random(seed)
+        files = work.files
+        for moment in range(len(files.log) + 1):
+            await work.check(files.killed(moment, torn=random.random()), moment, power=False)
+            await work.check(files.all_unsynced_lost(moment), moment, power=True)
+            await work.check(files.lost_power(moment, random), moment, power=True)
+
+    run(scenario())
+
+
+class CrashMachine(RuleBasedStateMachine):
+    """The queue lives through crash after crash; between them it has to behave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.work = Work(RecordingFiles())
+
+    def step(self, *arguments: Any) -> None:
+        self.loop.run_until_complete(self.work.step(*arguments))
+
+    @rule(count=st.integers(1, 8), size=st.integers(0, 150), level=st.sampled_from(["always", "interval", "os"]))
+    def put_many(self, count, size, level):
+        self.step("put_many", count, size, level)
+
+    @rule(count=st.integers(1, 5), size=st.integers(0, 150), level=st.sampled_from(["always", "interval", "os"]))
+    def put(self, count, size, level):
+        self.step("gather", count, size, level)
+
+    @rule(count=st.integers(1, 20))
+    def lease(self, count):
+        self.step("lease", count, 0, "always")
+
+    @precondition(lambda self: self.work.leases)
+    @rule(action=st.sampled_from(["ack", "nack", "dead"]), size=st.integers(0, 100))
+    def settle(self, action, size):
+        self.step(action, 1, size, "always")
+
+    @rule()
+    def close(self):
+        self.step("close", 1, 0, "always")
+
+    @rule(seed=st.integers(0, 1 << 20), power=st.booleans())
+    def crash(self, seed, power):
+        work = self.work
+        moment = work.now()
+        files = work.files.lost_power(moment, Random(seed)) if power else work.files.snapshot()
+        self.loop.run_until_complete(work.check(files.snapshot(), moment, power=power))
+        if power:
+            # What weaker durability has promised ends here.
+            work.confirmed = {seq: entry for seq, entry in work.confirmed.items() if entry[2]}
+        work.confirmed = {seq: (entry[0], 0, entry[2]) for seq, entry in work.confirmed.items() if entry[1] < 1 << 60}
+        work.settled = dict.fromkeys(work.settled, 0)
+        work.dead = dict.fromkeys(work.dead, 0)
+        work.batches.clear()
+        work.leases.clear()
+        work.queue = None
+        work.files = files
+
+    @invariant()
+    def counts_add_up(self):
+        if self.work.queue is not None:
+            stats = self.work.queue.stats()
+            dropped = sum(count for reason, count in stats.dropped.items() if reason != "newest")
+            done = stats.acked + stats.dead_lettered + dropped + stats.damaged
+            assert stats.recovered + stats.put == done + stats.records
+            assert stats.ready >= 0
+            assert stats.disk_bytes >= 0
+
+    def teardown(self) -> None:
+        if self.work.queue is not None:
+            self.loop.run_until_complete(self.work.queue.close())
+        self.loop.close()
+
+
+CrashMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCrashMachine = CrashMachine.TestCase
