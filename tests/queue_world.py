@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Sequence
 
-PATIENCE = 100_000.0
+PATIENCE = 2_000.0
 """Virtual seconds after which a wait that has to end has not."""
 
 

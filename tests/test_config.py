@@ -111,6 +111,7 @@ async def test_a_queue_needs_a_name_that_can_be_printed(name):
         {},
         {"linger": 0, "drain_timeout": 0, "block_timeout": 1, "handler_timeout": 1},
         {"min_idle": 0.05, "max_idle": 0.05},
+        {"buffer_size": 1, "max_batch": 1, "block_timeout": 1e-9},
         {"consumer": HANDLER},
         {"fallback": HANDLER, "on_error": print, "balancer": bq.throughput_weighted()},
     ],
@@ -142,7 +143,8 @@ def test_the_defaults_are_those_of_the_contract():
         "balancer": None,
         "balance_interval": 10.0,
     }
-    assert isinstance(bq.QueueConfig(consumer=HANDLER).selector, type(bq.round_robin()))
+    assert bq.QueueConfig(consumer=HANDLER).selector == bq.round_robin()
+    assert bq.QueueConfig(consumer=HANDLER, selector=bq.type_hash()).selector == bq.type_hash()
 
 
 def test_a_configuration_is_frozen_and_keyword_only():

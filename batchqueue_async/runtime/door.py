@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.batch_queue import BatchQueue
     from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.placement import Place
+    from batchqueue_async.queue.producing import ThreadMark
 
 T = TypeVar("T")
 Route = tuple[int, int]
@@ -51,7 +52,7 @@ class Door(Generic[T]):
     def __init__(self, queue: BatchQueue[T]) -> None:
         self.queue = queue
         self.loop = queue.loop
-        self.lock = threading.RLock()
+        self._renew_lock()
         self.only: Gate[T] | None = None
         self.by_type: dict[type, Gate[T]] | None = None
         self.waking = False
@@ -74,7 +75,17 @@ class Door(Generic[T]):
         """Types that came in and the placement has not been told of."""
         forks.watch(self)
 
+    def _renew_lock(self) -> None:
+        self.lock = threading.RLock()
+        self.acquire = self.lock.acquire
+        self.release = self.lock.release
+
     # -- on any thread -------------------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Release the lock after an error; if that was one of the wait for the lock, there is nothing to release."""
+        if self.is_held_here():
+            self.release()
 
     def check(self) -> None:
         """Raise in a forked child."""
@@ -207,6 +218,8 @@ class Door(Generic[T]):
     def hand_in_counts(self) -> None:
         """Tell the queue what was turned away or dropped here."""
         with self.lock:
+            if not (self.refused or self.dropped_before or self.dropped_after):
+                return
             tally = self.queue.tally
             tally.refused += self.refused
             tally.dropped_before += self.dropped_before
@@ -337,14 +350,17 @@ class Door(Generic[T]):
                     gate.partition.touch()
 
     def _put_into_lanes(self, partition: Partition[T], items: list[T]) -> None:
-        lanes = partition.lanes
-        if lanes is None:
-            partition.tail.extend(items)
-        elif len(lanes) == 1:
-            lanes[0].tail.extend(items)
-        else:
+        lanes = partition.lanes or ()
+        if len(lanes) > 1:
             for item in items:
                 self.queue.placement.place_of_type(type(item)).tail.append(item)
+            return
+        place = lanes[0] if lanes else partition
+        if place.tail:
+            place.tail.extend(items)
+        else:
+            # Handed over whole: to copy it would touch each item, from another core than put it in.
+            place.tail = items
 
     def _force(self, partition: Partition[T], items: list[T]) -> None:
         """Put items in that were accepted already, at the cost of older ones."""
@@ -401,7 +417,7 @@ class Door(Generic[T]):
 
     def after_fork(self) -> None:
         """In a forked child, whose other threads are gone: a lock that one of them held would stay locked."""
-        self.lock = threading.RLock()
+        self._renew_lock()
         self.attached = threading.Event()
         self.attached.set()
         self._forked = True

@@ -126,14 +126,16 @@ class Gate(Generic[T]):
 
     def reclaim(self) -> bool:
         """Take unused places back for a producer of the loop; whether there were any."""
-        self.shared = True
         with self.door.lock:
             # Where threads don't wait, a place too many taken from them would be a refusal without need.
             share = self.credits - self.credits // 2 if self.door.waits else min(1, self.credits)
             self.credits -= share
+        if not share:
+            return False
+        self.shared = True
         self.partition.held -= share
         self.partition.arm()
-        return share > 0
+        return True
 
     def unused(self) -> int:
         """How many places the door has that nobody has used yet: the partition is not full as long as there are."""
@@ -145,11 +147,12 @@ class Gate(Generic[T]):
             wanted = sum(ticket.want for ticket in self.line)
         if not wanted or self.partition.closed:
             return
-        if self.proxy is not None and self.proxy.want:
-            self.proxy.want = wanted
-            return
-        self.proxy = _Proxy(self, wanted)
-        self.partition.join(self.proxy)
+        if self.proxy is None:
+            self.proxy = _Proxy(self, 0)
+        stands = bool(self.proxy.want)
+        self.proxy.want = wanted
+        if not stands:
+            self.partition.join(self.proxy)
 
     def granted(self, proxy: _Proxy) -> None:
         """The partition's line has come to us, or the partition has closed."""
@@ -158,6 +161,8 @@ class Gate(Generic[T]):
         self.partition.held += share
         with self.door.lock:
             self._lend(share)
+            # Some of those for whom it stands may have left since, and others come.
+            proxy.want = sum(ticket.want for ticket in self.line)
 
     def watch_for_circles(self) -> None:
         """See whether a thread in line is waited for, through others, by those who would have to make room for it."""

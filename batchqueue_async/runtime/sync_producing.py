@@ -78,9 +78,13 @@ class SyncProducing(Generic[T]):
             DeadlockError: the wait could only be ended by the caller itself.
             ForkedError: in a child process that was forked after the bridge was made.
         """
-        # Written out here, as in the queue's own `produce`: a further call would cost as much as the rest of it.
+        # Written out here, as in the queue's own `produce`: a further call would cost as much as the rest of it, and
+        # `with` twice as much as the two calls that it makes. An interrupt comes between no two steps that matter:
+        # it is seen as the wait for the lock ends without it, or after a call, and `release` is past the `try`.
         door = self._door
-        with door.lock:
+        release = door.release
+        try:
+            door.acquire()
             gate = door.only
             if gate is None and door.by_type is not None:
                 gate = door.by_type.get(type(item))
@@ -89,8 +93,14 @@ class SyncProducing(Generic[T]):
                     door.wake_loop()
                 gate.credits -= 1
                 gate.inbox.append(item)
-                return True
-        return self._produce_late(item, timeout)
+                accepted = True
+            else:
+                accepted = False
+        except BaseException:
+            door.let_go()
+            raise
+        release()
+        return accepted or self._produce_late(item, timeout)
 
     def _produce_late(self, item: T, timeout: float | None) -> bool:
         door = self._door
@@ -115,7 +125,20 @@ class SyncProducing(Generic[T]):
             PartlyAcceptedError: a `TimeoutError` whose `accepted` says how many came in before the timeout.
         """
         door = self._door
-        batch = items if isinstance(items, list | tuple) else list(items)
+        batch: list[T] = items if isinstance(items, list) else list(items)
+        count = len(batch)
+        with door.lock:
+            gate = door.only
+            if gate is not None and gate.credits >= count:
+                if not door.waking:
+                    door.wake_loop()
+                gate.credits -= count
+                gate.inbox.extend(batch)
+                return count
+        return self._produce_many_late(batch, timeout)
+
+    def _produce_many_late(self, batch: list[T], timeout: float | None) -> int:
+        door = self._door
         done = door.put_many(batch)
         if done == len(batch):
             return done

@@ -750,3 +750,22 @@ async def test_a_handler_that_is_removed_while_another_idles_does_not_idle_besid
     await settle()
     second.release()
     assert "beside" not in idled
+
+
+async def test_flush_waits_for_what_was_there_although_later_items_of_another_type_come(manager):
+    """Items are kept by type: one that comes after the flush must not be counted for one that was there before."""
+    kinds = [type(f"Lane{number}", (int,), {"__module__": "tests"}) for number in range(50)]
+    select = bq.type_hash()
+    early, late = [kind for kind in kinds if select(kind(), 2) == 0][:2]
+    queue = manager.create("q", bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(2), max_batch=1))
+    handlers = {kind: RecordingHandler[Any](delay=1.0) for kind in (early, late)}
+    for kind, handler in handlers.items():
+        queue.add_handler(kind, handler)
+    await queue.produce(early(0))
+    await settle()
+    await queue.produce(late(1))
+    flushing = asyncio.create_task(queue.flush())
+    await settle()
+    await queue.produce(early(2))
+    await flushing
+    assert handlers[late].handled == [1]

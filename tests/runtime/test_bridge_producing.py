@@ -620,3 +620,41 @@ def test_in_thread_handlers_that_wait_for_each_others_room_are_told(bridge):
     assert len(told) == 1
     assert "in a circle" in told[0]
     assert_adds_up(queue.stats())
+
+
+def test_those_who_left_the_line_do_not_stand_in_the_way_of_the_loops_own_producers():
+    handler = Held()
+
+    async def main():
+        async with bq.BatchQueueManager() as manager:
+            queue = manager.create("q", bq.QueueConfig(consumer=handler, buffer_size=2, max_batch=1))
+            bridge = queue.bridge()
+            await asyncio.to_thread(fill, bridge, handler)
+            with pytest.raises(bq.PartlyAcceptedError) as caught:
+                await asyncio.to_thread(bridge.produce_many, range(1000), 0.001)
+            assert caught.value.accepted == 2
+            own = asyncio.create_task(queue.produce("own"))
+            handler.open()
+            async with asyncio.timeout(PATIENCE):
+                assert await own
+                await queue.flush()
+                assert await queue.produce_many(["a", "b", "c"]) == 3
+                await queue.flush()
+            assert not queue.placement.partitions[0].waiters
+
+    asyncio.run(main())
+    assert handler.items == ["first", 0, 1, "own", "a", "b", "c"]
+
+
+def test_threads_that_wait_are_lent_all_the_room_unless_the_loop_needs_some(bridge):
+    handler = Held()
+    queue = bridge.get_or_create("q", bq.QueueConfig(consumer=handler, buffer_size=10))
+    fill(queue, handler)
+    queue.produce_many(range(10))
+    waiting = Caller(queue.produce_many, range(10, 25))
+    until(lambda: in_line(queue) == 1)
+    handler.open()
+    assert waiting.outcome() == 15
+    queue.flush(timeout=PATIENCE)
+    with queue._door.lock:
+        assert [gate.credits for gate in queue._door._gates] == [10]
