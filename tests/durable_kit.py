@@ -294,13 +294,24 @@ def _apply(op: Op, data: bytes, entries: dict[Path, int], nodes: dict[int, bytea
         del entries[op.path]
 
 
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """A loop whose time stands still until the test moves it: the same run each time."""
+
+    now = 1_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
 class InlineRunner:
     """Does each call at once and gives its result on the loop's next turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
 
-    def submit(self, call: Callable[..., Any], *arguments: Any, done: Callable[[Any, BaseException | None], None]) -> None:
+    def submit(
+        self, call: Callable[..., Any], *arguments: Any, done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         result, error = None, None
         try:
             result = call(*arguments)
@@ -318,7 +329,9 @@ class GatedRunner(InlineRunner):
     shut = False
     held: list[Callable[[], None]] = []
 
-    def submit(self, call: Callable[..., Any], *arguments: Any, done: Callable[[Any, BaseException | None], None]) -> None:
+    def submit(
+        self, call: Callable[..., Any], *arguments: Any, done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         if type(self).shut:
             type(self).held.append(lambda: InlineRunner.submit(self, call, *arguments, done=done))
         else:

@@ -239,6 +239,6 @@ class _reading:  # noqa: N801 - used as a function
 def _must_exist(path: Path) -> None:
     names = files.OsFiles().names(path)
     if recovery.IDENTITY not in names and not segment.numbers(names):
-        raise CorruptionError(f"{path}: no durable queue here: neither queue.id nor a segment; give the queue's directory")
-
-
+        raise CorruptionError(
+            f"{path}: no durable queue here: neither queue.id nor a segment; give the queue's directory"
+        )

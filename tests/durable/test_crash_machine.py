@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from durable_kit import ROOT, RecordingFiles, opened
+from durable_kit import ROOT, RecordingFiles, SteppedLoop, opened
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -86,6 +86,8 @@ class Work:
                     await lease.dead_letter("no use", seqs)
                     self.dead |= dict.fromkeys((record.payload for record in chosen), self.now())
                 await lease.nack()
+        asyncio.get_running_loop().now += 0.006
+        await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     def _confirm(self, seqs: Any, made: list[bytes], level: str) -> None:
@@ -130,7 +132,9 @@ def names(files: RecordingFiles) -> set[str]:
     return set(files.names(ROOT))
 
 
-ACTIONS = st.sampled_from(["put", "put", "gather", "put_many", "put_many", "lease", "lease", "ack", "ack", "nack", "dead", "close"])
+ACTIONS = st.sampled_from(
+    ["put", "put", "gather", "put_many", "put_many", "lease", "lease", "ack", "ack", "nack", "dead", "close"]
+)
 STEPS = st.lists(
     st.tuples(ACTIONS, st.integers(1, 6), st.integers(0, 120), st.sampled_from(["always", "always", "interval", "os"])),
     min_size=1,
@@ -139,7 +143,8 @@ STEPS = st.lists(
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(coroutine)
+    with asyncio.Runner(loop_factory=SteppedLoop) as runner:
+        runner.run(coroutine)
 
 
 @given(steps=STEPS, seed=st.integers(0, 1 << 30), compression=st.sampled_from(["none", "none", "lz4"]))
@@ -167,7 +172,7 @@ class CrashMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = SteppedLoop()
         self.work = Work(RecordingFiles())
 
     def step(self, *arguments: Any) -> None:

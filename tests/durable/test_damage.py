@@ -92,7 +92,9 @@ async def test_a_tail_that_is_no_frame_is_cut_and_kept_aside(tail):
         assert not queue.recovery.clean
     right(found, records)
     assert len(found) == len(records) - 2
-    assert any(path.parent.name == "quarantine" and bytes(fresh.nodes[node]) == tail for path, node in fresh.entries.items())
+    assert any(
+        path.parent.name == "quarantine" and bytes(fresh.nodes[node]) == tail for path, node in fresh.entries.items()
+    )
     async with opened(fresh.snapshot()) as queue:
         assert queue.recovery.clean
         assert queue.recovery.torn_bytes == 0

@@ -82,7 +82,9 @@ async def test_dq_3_a_stale_os_queue_is_synced_too():
 
 async def test_dq_4_counters_equal_a_full_scan_after_a_crash_and_dropping_ends():
     files = RecordingFiles()
-    queue = await opened(files, durability="os", memory_bytes=500, segment_bytes=1_000, max_records=50, overflow="drop_oldest")
+    queue = await opened(
+        files, durability="os", memory_bytes=500, segment_bytes=1_000, max_records=50, overflow="drop_oldest"
+    )
     for number in range(120):
         await queue.put(payload(number))
     lease = await queue.lease(7)
@@ -211,7 +213,7 @@ async def test_dq_11_put_returns_after_the_sync():
     async with opened(files) as queue:
         await queue.put(b"x")
         kinds = [op.kind for op in files.log if op.path.suffix == ".bqs"]
-        assert kinds == ["create", "write", "write", "sync"]
+        assert kinds == ["create", "write", "sync", "write", "sync"]
         assert list((await drain(await opened(files.all_unsynced_lost(len(files.log))))).values()) == [b"x"]
 
 
@@ -251,9 +253,11 @@ async def test_dq_13_a_descriptor_is_never_used_after_a_failed_sync(level):
             await asyncio.sleep(0.005)
         assert seqs == [2, 3]
         later = files.calls[broken[0] :]
-        assert [call for call, path in later if call in ("write", "sync") and f"{broken[1]:012d}.bqs" in path.name] == []
+        assert [
+            call for call, path in later if call in ("write", "sync") and f"{broken[1]:012d}.bqs" in path.name
+        ] == []
         survivors = await drain(await opened(files.all_unsynced_lost(len(files.log))))
-        assert {1: b"before", 2: b"during", 3: b"after"} == survivors
+        assert survivors == {1: b"before", 2: b"during", 3: b"after"}
         assert survivors == await drain(queue)
 
 

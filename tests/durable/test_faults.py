@@ -69,7 +69,9 @@ async def test_one_call_fails_once(call, number):
         await check(files, confirmed, tried)
 
 
-@pytest.mark.parametrize("call", ["write", "sync", "create", "truncate", "sync_directory", "append", "replace", "read", "unlink"])
+@pytest.mark.parametrize(
+    "call", ["write", "sync", "create", "truncate", "sync_directory", "append", "replace", "read", "unlink"]
+)
 @pytest.mark.parametrize("overflow", ["reject", "drop_newest"])
 async def test_one_call_fails_from_some_point_on_and_then_no_longer(call, overflow):
     for start in range(0, 30, 4):
@@ -79,7 +81,11 @@ async def test_one_call_fails_from_some_point_on_and_then_no_longer(call, overfl
         def fault(name, path, start=start):
             nonlocal seen
             seen += name == call
-            return io_error(errno.ENOSPC if start % 8 else errno.EIO) if name == call and start <= seen < start + 6 else None
+            return (
+                io_error(errno.ENOSPC if start % 8 else errno.EIO)
+                if name == call and start <= seen < start + 6
+                else None
+            )
 
         files.fault = fault
         confirmed: dict[int, bytes] = {}

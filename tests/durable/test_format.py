@@ -28,7 +28,9 @@ def golden_segment() -> bytes:
         fmt.encode_frame([b"alpha", b""], kind=fmt.GROUP, first_seq=100, synced_seq=100, offset=len(data), **common)
     )
     data += b"".join(
-        fmt.encode_frame([b"beta", b"gamma"], kind=fmt.ATOMIC, first_seq=102, synced_seq=102, offset=len(data), **common)
+        fmt.encode_frame(
+            [b"beta", b"gamma"], kind=fmt.ATOMIC, first_seq=102, synced_seq=102, offset=len(data), **common
+        )
     )
     times = (1_700_000_000_000_000_001, 1_700_000_000_000_000_001)
     return data + fmt.encode_footer(fmt.SegmentFooter(7, 100, 104, 4, 2, *times, len(data), synced=True), MARKER)
@@ -44,7 +46,9 @@ def golden_hint() -> bytes:
 
 @pytest.mark.parametrize(("name", "make"), [("segment.bqs", golden_segment), ("hint.ack", golden_hint)])
 def test_the_format_has_not_changed(name, make):
-    assert make() == (GOLDEN / name).read_bytes(), "a change here is a new format number: see docs/spec/durable-format.md"
+    assert make() == (GOLDEN / name).read_bytes(), (
+        "a change here is a new format number: see docs/spec/durable-format.md"
+    )
 
 
 async def test_the_golden_queue_is_read():
@@ -73,7 +77,14 @@ def test_a_frame_comes_back(payloads, codec, seq, offset):
         pytest.importorskip("cramjam")
     data = b"".join(
         fmt.encode_frame(
-            payloads, kind=fmt.GROUP, codec=codec, first_seq=seq, enqueued_ns=5, synced_seq=seq, marker=MARKER, offset=offset
+            payloads,
+            kind=fmt.GROUP,
+            codec=codec,
+            first_seq=seq,
+            enqueued_ns=5,
+            synced_seq=seq,
+            marker=MARKER,
+            offset=offset,
         )
     )
     header = fmt.decode_frame_header(data, 0, MARKER, offset)
@@ -165,7 +176,9 @@ def test_a_range_set_is_a_set(ranges, low, span, at):
     assert found.count + tail.count == len(model)
 
 
-@given(entries=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10), st.integers(1, 5)), max_size=12), settled=RANGES)
+@given(
+    entries=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10), st.integers(1, 5)), max_size=12), settled=RANGES
+)
 def test_attempts_are_the_highest_of_each_record(entries, settled):
     done = RangeSet()
     for low, size in settled:

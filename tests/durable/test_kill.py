@@ -75,7 +75,9 @@ def test_kills_lose_nothing(tmp_path, capsys):
         assert not oracle.lost, f"seed {seed}, kill {kill}: lost {sorted(oracle.lost)[:10]}"
     with capsys.disabled():
         confirmed = len(oracle.confirmed)
-        print(f"\n{KILLS} kills (seed {seed}): {confirmed} records confirmed, {oracle.checked} checked, {len(oracle.lost)} lost")
+        print(
+            f"\n{KILLS} kills (seed {seed}): {confirmed} records confirmed, {oracle.checked} checked, {len(oracle.lost)} lost"
+        )
     assert oracle.confirmed
     assert oracle.released
 

@@ -44,7 +44,12 @@ async def test_ack_out_of_order_and_nack_keep_the_order_of_the_rest():
         assert lease.unsettled == 3
         assert await lease.nack() == 3
         assert await lease.ack() == 0
-        assert {(record.seq, record.attempts) for record in (await queue.lease(10)).records} == {(1, 2), (3, 2), (5, 2), (6, 1)}
+        assert {(record.seq, record.attempts) for record in (await queue.lease(10)).records} == {
+            (1, 2),
+            (3, 2),
+            (5, 2),
+            (6, 1),
+        }
 
 
 async def test_a_lease_acknowledges_as_a_context_manager_and_gives_back_on_error():
@@ -419,7 +424,15 @@ async def test_closing_ends_every_wait_and_every_call():
     await asyncio.sleep(0.005)
     await asyncio.gather(queue.close(), queue.close())
     assert queue.closed
-    for call in (waiting, blocked, queue.put(b"z"), queue.put_many([b"z"]), queue.lease(), lease.ack(), lease.dead_letter("")):
+    for call in (
+        waiting,
+        blocked,
+        queue.put(b"z"),
+        queue.put_many([b"z"]),
+        queue.lease(),
+        lease.ack(),
+        lease.dead_letter(""),
+    ):
         with pytest.raises(QueueClosedError):
             await call
     with pytest.raises(DurableQueueError):
@@ -502,7 +515,9 @@ async def main():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), await queue.put(b"z"))
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["7", "2"], done.stderr
     assert ForkedError.__doc__
 
@@ -555,7 +570,9 @@ async def test_a_dead_letter_that_cannot_be_written_stays_leased():
     async with opened(files) as queue:
         await queue.put(b"a")
         lease = await queue.lease()
-        files.fault = lambda call, path: OSError(28, "full") if call == "create" and path.parent.name == "dead" else None
+        files.fault = lambda call, path: (
+            OSError(28, "full") if call == "create" and path.parent.name == "dead" else None
+        )
         with pytest.raises(DiskFullError):
             await lease.dead_letter("x")
         assert lease.unsettled == 1

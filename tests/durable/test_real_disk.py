@@ -20,7 +20,9 @@ from batchqueue_async.errors import DiskFullError, DurableQueueError
 def mounted(path, *options: str):
     """A small tmpfs, where this machine allows one."""
     path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(path)], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(path)], capture_output=True, check=False
+    )
     if made.returncode:
         pytest.skip("mounting is not allowed here")
     try:
@@ -111,6 +113,8 @@ asyncio.run(make() if sys.argv[2] == "make" else look())
 """
     path = str(tmp_path / "queue")
     subprocess.run([sys.executable, "-c", code, path, "make"], check=True, timeout=100)
-    done = subprocess.run([sys.executable, "-c", code, path, "look"], check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path, "look"], check=True, timeout=60, capture_output=True, text=True
+    )
     assert int(done.stdout) < 100 * 1024, "KiB"
     assert resource.RLIMIT_AS

@@ -39,7 +39,9 @@ class Bench:
         shutil.rmtree(self.place, ignore_errors=True)
         return self.place
 
-    def row(self, what: str, rate: float, unit: str, *, against: float = 0.0, target: float = 0.0, note: str = "") -> None:
+    def row(
+        self, what: str, rate: float, unit: str, *, against: float = 0.0, target: float = 0.0, note: str = ""
+    ) -> None:
         ratio = rate / against if against else None
         entry = {"what": what, "rate": rate, "unit": unit, "ratio": ratio, "target": target or None, "note": note}
         self.rows.append(entry)
@@ -203,7 +205,9 @@ def sqlite_many(bench: Bench, calls: int) -> float:
 # put + lease + ack, os
 
 
-def ours_through(bench: Bench, count: int, batch: int, size: int, note: list[str], lag: list[float] | None = None) -> float:
+def ours_through(
+    bench: Bench, count: int, batch: int, size: int, note: list[str], lag: list[float] | None = None
+) -> float:
     payloads = [os.urandom(size) for _ in range(batch)]
 
     async def main() -> float:
@@ -292,7 +296,10 @@ def opening(bench: Bench, records: int) -> tuple[float, float]:
 
 def compression_table(bench: Bench) -> None:
     """The default codec is chosen by this: JSON-like records through `put_many`, `os`."""
-    rows = [json.dumps({"id": n, "name": f"user-{n % 97}", "ok": n % 3 == 0, "value": n * 1.5}).encode() for n in range(1_000)]
+    rows = [
+        json.dumps({"id": n, "name": f"user-{n % 97}", "ok": n % 3 == 0, "value": n * 1.5}).encode()
+        for n in range(1_000)
+    ]
     raw = sum(map(len, rows))
     for codec in ("none", "lz4", "snappy", "zstd"):
 
