@@ -1,5 +1,7 @@
-"""What the durable queue's tests stand on: a file system that records every call and can be crashed anywhere, faults, and a
-runner that does the I/O on the loop itself, so that a run is the same each time."""
+"""What the durable queue's tests stand on: a file system that records every call, and can fail and crash anywhere.
+
+Beside it a runner that does the I/O on the loop itself, so that a run is the same each time.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.durable import DurableConfig, DurableQueue
 from batchqueue_async.errors import LockedError
+
+if TYPE_CHECKING:
+    from random import Random
 
 ROOT = Path("/queue")
 
@@ -292,6 +296,15 @@ def _apply(op: Op, data: bytes, entries: dict[Path, int], nodes: dict[int, bytea
         entries[op.other] = op.node
     elif op.kind == "unlink" and entries.get(op.path) == op.node:
         del entries[op.path]
+
+
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """A loop whose time stands still until the test moves it: the same run each time."""
+
+    now = 1_000.0
+
+    def time(self) -> float:
+        return self.now
 
 
 class InlineRunner:

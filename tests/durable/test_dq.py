@@ -213,7 +213,7 @@ async def test_dq_11_put_returns_after_the_sync():
     async with opened(files) as queue:
         await queue.put(b"x")
         kinds = [op.kind for op in files.log if op.path.suffix == ".bqs"]
-        assert kinds == ["create", "write", "write", "sync"]
+        assert kinds == ["create", "write", "sync", "write", "sync"]
         assert list((await drain(await opened(files.all_unsynced_lost(len(files.log))))).values()) == [b"x"]
 
 
