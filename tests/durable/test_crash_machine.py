@@ -100,7 +100,7 @@ class Work:
             self.confirmed[seq] = (payload, moment, level == "always")
 
     async def check(self, files: RecordingFiles, moment: int, *, power: bool) -> None:
-        """Recover from `files`, what a crash at `moment` has left, and compare what comes with what was promised."""
+        """Recover from what a crash at `moment` has left, and compare what is delivered with what was promised."""
         delivered: dict[int, bytes] = {}
         async with opened(files, **self.options) as queue:
             before = queue.stats().records

@@ -73,8 +73,9 @@ def test_kills_lose_nothing(tmp_path, capsys):
         oracle.read(bytes(output))
         asyncio.run(oracle.check(tmp_path / "queue", number_of))
         assert not oracle.lost, f"seed {seed}, kill {kill}: lost {sorted(oracle.lost)[:10]}"
+    counts = f"{len(oracle.confirmed)} records confirmed, {oracle.checked} checked, {len(oracle.lost)} lost"
     with capsys.disabled():
-        len(oracle.confirmed)
+        sys.stdout.write(f"\n{KILLS} kills (seed {seed}): {counts}\n")
     assert oracle.confirmed
     assert oracle.released
 
