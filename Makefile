@@ -40,8 +40,12 @@ types: $(STAMP) ## mypy and pyright, both strict
 	$(BIN)/pyright
 
 .PHONY: unit
-unit: $(STAMP) ## all tests, with the coverage gate
-	$(BIN)/pytest --cov --cov-report=term
+unit: $(STAMP) ## all tests but Spark's, with the coverage gate
+	$(BIN)/pytest --cov --cov-report=term --ignore=tests/spark
+
+.PHONY: test-spark
+test-spark: $(STAMP) ## the tests of the Spark parts: they start Spark, and need Java 17
+	$(BIN)/pytest tests/spark
 
 SEEDS ?= 20000
 .PHONY: chaos
