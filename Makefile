@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+DEMO_STAMP := $(VENV)/.demo-installed
 DOCS_STAMP := $(VENV)/.docs-installed
 SHELL := /bin/bash
 
@@ -17,7 +18,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(BIN)/python -m pip install --quiet --editable ".[spark]" --group dev
 	@touch $@
 
 .PHONY: install
@@ -39,8 +40,12 @@ types: $(STAMP) ## mypy and pyright, both strict
 	$(BIN)/pyright
 
 .PHONY: unit
-unit: $(STAMP) ## all tests, with the coverage gate
-	$(BIN)/pytest --cov --cov-report=term
+unit: $(STAMP) ## all tests but Spark's, with the coverage gate
+	$(BIN)/pytest --cov --cov-report=term --ignore=tests/spark
+
+.PHONY: test-spark
+test-spark: $(STAMP) ## the tests of the Spark parts: they start Spark, and need Java 17
+	$(BIN)/pytest tests/spark
 
 SEEDS ?= 20000
 .PHONY: chaos
@@ -75,6 +80,22 @@ bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BEN
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
 	$(BIN)/python -m tests.benchmarks --profile $(or $(ROW),nowait)
 
+$(DEMO_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --group demo
+	@touch $@
+
+.PHONY: demo
+demo: $(DEMO_STAMP) ## a minute of Spark streaming through a queue into SQLite, checked; goes on where it was interrupted
+	$(BIN)/python examples/spark_demo.py $(DEMO)
+
+.PHONY: bench-spark
+bench-spark: $(STAMP) ## DriverSink and the data source beside bare Spark
+	$(BIN)/python -m tests.benchmarks.spark $(BENCH)
+
+.PHONY: chaos-spark
+chaos-spark: $(STAMP) ## the kill campaigns of the Spark parts, longer: CHAOS=100 kills
+	BATCHQUEUE_SPARK_KILLS=$(or $(CHAOS),100) $(BIN)/pytest tests/spark -m cluster -o timeout=7200
+
 KILLS ?= 1000
 
 .PHONY: chaos-durable
@@ -87,4 +108,5 @@ bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench
 
 .PHONY: clean
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build docs/reference/api bench-results
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build docs/reference/api
+	rm -rf bench-results demo-output spark-warehouse

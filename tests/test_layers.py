@@ -41,6 +41,7 @@ ORDER = [
     "runtime.manager",
     "runtime.watchdog",
     "runtime.gate",
+    "runtime.routing",
     "runtime.door",
     "runtime.sync_producing",
     "runtime.sync_queue",

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.durable import DurableQueue, inspect
-from batchqueue_async.durable.inspect import Overview
 
 if TYPE_CHECKING:
     import argparse
 
+    from batchqueue_async.durable.inspect import Overview
+
 _PREVIEW = 60
+_SECRETS = "show the payloads: they may hold what others must not see"
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,18 +29,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     dump = _add(actions, "dump", _dump, "the records, one a line")
     dump.add_argument("--settled", action="store_true", help="also records that are acknowledged and not yet deleted")
     dump.add_argument("--limit", type=int, default=None, metavar="N", help="stop after N records")
-    dump.add_argument(
-        "--payloads", action="store_true", help="show the payloads: they may hold what others must not see"
-    )
+    dump.add_argument("--payloads", action="store_true", help=_SECRETS)
     _add(actions, "stats", _stats, "counts alone")
     repair = _add(actions, "repair", _repair, "do what opening the queue would do: cut, seal, quarantine")
     repair.add_argument("--dry-run", action="store_true", help="only say what would be done")
     letters = actions.add_parser("dead-letters", help="list the dead letters, or put them into the queue again")
     verbs = letters.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = _add(verbs, "list", _list, "the dead letters, one a line")
-    listing.add_argument(
-        "--payloads", action="store_true", help="show the payloads: they may hold what others must not see"
-    )
+    listing.add_argument("--payloads", action="store_true", help=_SECRETS)
     requeue = _add(verbs, "requeue", _requeue, "put dead letters into the queue again; needs the queue to be closed")
     requeue.add_argument("seq", type=int, nargs="*", help="numbers from `list`; all when none is given")
 
@@ -68,8 +66,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     for entry in view.segments:
         state = "sealed" if entry.sealed else "open"
         _say(
-            f"  {entry.name}  {entry.first_seq}..{entry.next_seq - 1}  {entry.unsettled} of {entry.records} records wait"
-            f"  {entry.bytes} bytes  {state}  {_when(entry.created_at)}"
+            f"  {entry.name}  {entry.first_seq}..{entry.next_seq - 1}  {entry.unsettled} of {entry.records} records"
+            f" wait  {entry.bytes} bytes  {state}  {_when(entry.created_at)}"
         )
     for name in view.quarantined:
         _say(f"  quarantine/{name}")
@@ -80,9 +78,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _say_counts(view: Overview) -> None:
-    _say(
-        f"{view.path}: queue {view.queue_id}, format {view.format}, {f'owned by {view.owner}' if view.owner else 'closed'}"
-    )
+    owner = f"owned by {view.owner}" if view.owner else "closed"
+    _say(f"{view.path}: queue {view.queue_id}, format {view.format}, {owner}")
     _say(
         f"  {view.records} records wait, {view.dead_letters} dead letters, {len(view.segments)} segments, "
         f"{view.disk_bytes} bytes on disk, {view.free_bytes} bytes free, next sequence number {view.next_seq}"

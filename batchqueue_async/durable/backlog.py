@@ -26,12 +26,10 @@ class Extent:
 
     __slots__ = ("busy", "end", "first", "index", "newest_ns", "segment", "start", "stop")
 
-    def __init__(self, segment: int, start: int, end: int, first: int, stop: int, newest_ns: int) -> None:
+    def __init__(self, segment: int, place: tuple[int, int], seqs: tuple[int, int], newest_ns: int) -> None:
         self.segment = segment
-        self.start = start
-        self.end = end
-        self.first = first
-        self.stop = stop
+        self.start, self.end = place
+        self.first, self.stop = seqs
         self.newest_ns = newest_ns
         self.index: array[int] | None = None
         self.busy = False
@@ -134,12 +132,12 @@ class Backlog:
             if last.index is not None:
                 last.index.append(frame.offset)
         else:
-            self.extents.append(Extent(frame.segment, frame.offset, end, frame.first, stop, frame.enqueued_ns))
+            self.extents.append(Extent(frame.segment, (frame.offset, end), (frame.first, stop), frame.enqueued_ns))
 
     # Records go out
 
     def take(self, max_records: int, max_bytes: int, *, at_least_one: bool = True) -> list[Run]:
-        """The next records within both limits, as far as they are in memory; the first one may break the limit in bytes."""
+        """The next records within both limits, as far as they are in memory; the first may break that in bytes."""
         taken: list[Run] = []
         records, size = max_records, max_bytes
         while records > 0 and (run := self.peek()) is not None and run.frame.payloads is not None:
@@ -254,9 +252,9 @@ class Backlog:
                 continue
             start = max(extent.start, offset)
             if extent.start < offset:
-                moved.append(Extent(source, extent.start, offset, extent.first, first_seq, extent.newest_ns))
-            stop = extent.stop
-            moved.append(Extent(target, start + shift, extent.end + shift, first_seq, stop, extent.newest_ns))
+                moved.append(Extent(source, (extent.start, offset), (extent.first, first_seq), extent.newest_ns))
+            seqs = (max(extent.first, first_seq), extent.stop)
+            moved.append(Extent(target, (start + shift, extent.end + shift), seqs, extent.newest_ns))
         self.extents = moved
 
     # Records are dropped

@@ -35,9 +35,9 @@ class DurableConfig:
     """How a durable queue behaves.
 
     Attributes:
-        durability: when `put` returns. `always`: after an fdatasync that covers it (one for all that wait); `interval`: after the
-            write, and a timer syncs at least every `sync_interval`; `os`: after the write, so it survives a crash of the
-            process but maybe not of the machine. Each put can ask for another level.
+        durability: when `put` returns. `always`: after an fdatasync that covers it (one for all that wait);
+            `interval`: after the write, and a timer syncs at least every `sync_interval`; `os`: after the write, so it
+            survives a crash of the process but maybe not of the machine. Each put can ask for another level.
         sync_interval: seconds between the syncs of `interval`.
         stale_flush: seconds without a put after which `os` records are synced as well; None leaves that to the system.
         order: `fifo`; `freshest` (newest first); `key` (fifo, and a record waits while an earlier one with its key is
@@ -54,8 +54,8 @@ class DurableConfig:
         max_records: records that wait or are leased.
         max_age: seconds after which a record that isn't leased is dropped.
         min_free_bytes: what to leave free on the file system.
-        overflow: what a put does when there is no room: `block`, `reject` (DiskFullError), `drop_oldest` (never a leased
-            record), `drop_newest` (the put itself: it returns -1, or an empty range).
+        overflow: what a put does when there is no room: `block`, `reject` (DiskFullError), `drop_oldest` (never a
+            leased record), `drop_newest` (the put itself: it returns -1, or an empty range).
         block_timeout: seconds that `block` waits before it raises DiskFullError; None waits.
         lease_timeout: seconds after which an unsettled lease ends and its records are delivered again.
 
@@ -85,9 +85,15 @@ class DurableConfig:
     lease_timeout: float = 300.0
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         for name, choices in (("durability", Durability), ("order", Order), ("overflow", Overflow)):
             if getattr(self, name) not in get_args(choices):
                 raise _wrong(name, getattr(self, name), f"unknown; choose one of {', '.join(get_args(choices))}")
+        if (self.order == "key") != (self.key is not None):
+            raise _wrong("key", self.key, f"not for order={self.order!r}; give a function with order='key' alone")
+        codecs.require(self.compression)
+
+    def _check_numbers(self) -> None:
         for name in ("segment_bytes", "memory_bytes", "memory_blocks", "write_buffer", "max_record", "key_lookahead"):
             _whole(name, getattr(self, name), 1)
         _whole("min_free_bytes", self.min_free_bytes, 0)
@@ -99,10 +105,6 @@ class DurableConfig:
         for name in ("stale_flush", "max_age", "block_timeout"):
             if getattr(self, name) is not None:
                 _seconds(name, getattr(self, name), above=name != "block_timeout")
-        if (self.order == "key") != (self.key is not None):
-            raise _wrong(
-                "key", self.key, f"not for order={self.order!r}; give a function with order='key', and only then"
-            )
         if frame_size(1, self.max_record) > MAX_FRAME:
             raise _wrong(
                 "max_record", self.max_record, f"above {MAX_FRAME // 2}, half of the largest frame; store a reference"
@@ -111,7 +113,6 @@ class DurableConfig:
             raise _wrong(
                 "max_bytes", self.max_bytes, f"below {LEAST_BYTES}, too small for the queue's own files; raise it"
             )
-        codecs.require(self.compression)
 
     @property
     def usable_bytes(self) -> float:

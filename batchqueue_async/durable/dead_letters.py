@@ -35,7 +35,8 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
     def __repr__(self) -> str:
         """Without the payload: it has no place in logs."""
-        return f"DeadLetter(seq={self.seq}, original_seq={self.original_seq}, reason={self.reason!r}, size={len(self.payload)})"
+        about = f"seq={self.seq}, original_seq={self.original_seq}, reason={self.reason!r}"
+        return f"DeadLetter({about}, size={len(self.payload)})"
 
 
 def encode(payload: bytes, *, reason: str, attempts: int, seq: int, enqueued_ns: int, died_ns: int) -> bytes:

@@ -12,20 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from batchqueue_async.durable import compression, dead_letters, recovery
+from batchqueue_async.durable import compression, recovery
+from batchqueue_async.durable.admission import Admission
 from batchqueue_async.durable.config import RANKS, Durability, DurableConfig
 from batchqueue_async.durable.files import Files, OsFiles
 from batchqueue_async.durable.format import MAX_FRAME, MAX_RECORDS, frame_size
+from batchqueue_async.durable.graveyard import Graveyard
 from batchqueue_async.durable.leasing import Leasing
 from batchqueue_async.durable.loader import Loader
 from batchqueue_async.durable.pump import DROPPED, Pump
 from batchqueue_async.durable.state import QueueState
-from batchqueue_async.durable.stats import DurableStats
+from batchqueue_async.durable.stats import DurableStats, snapshot
 from batchqueue_async.durable.worker import Runner, Worker
 from batchqueue_async.durable.writer import Writer
 from batchqueue_async.errors import (
     ConfigError,
-    DiskFullError,
     DurableQueueError,
     ForkedError,
     QueueClosedError,
@@ -37,14 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from batchqueue_async.durable.dead_letters import DeadLetter
-    from batchqueue_async.durable.frame import Run
     from batchqueue_async.durable.lease import Lease
     from batchqueue_async.durable.recovery import RecoveryReport
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _LEASE_RECORDS = 1_000
 _LEASE_BYTES = 16 << 20
-_REQUEUE = 500
+_DEAD_LETTERS = 500
 
 _open_queues: weakref.WeakSet[DurableQueue] = weakref.WeakSet()
 
@@ -52,8 +52,8 @@ _open_queues: weakref.WeakSet[DurableQueue] = weakref.WeakSet()
 class DurableQueue:
     """A queue on disk: what `put` has confirmed is delivered at least once, through crashes and restarts.
 
-    Made with `open`, as an async context manager or with `await`. It belongs to the event loop that opened it, and to one
-    owner at a time: the directory is locked.
+    Made with `open`, as an async context manager or with `await`. It belongs to the event loop that opened it, and to
+    one owner at a time: the directory is locked.
 
     Example:
         async with DurableQueue.open("spool") as queue:
@@ -72,9 +72,6 @@ class DurableQueue:
         self._make_runner = runner
         self._phase = "new"
         self._lock: int | None = None
-        self._dead: DurableQueue | None = None
-        self._dead_lock = asyncio.Lock()
-        self._admission = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._recovery: RecoveryReport
 
@@ -158,6 +155,8 @@ class DurableQueue:
             segment_bytes=config.rotate_bytes,
             buffer=config.write_buffer,
         )
+        dead_bytes = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
+        self._graveyard = Graveyard(state, self._open_dead, self.put_many, clock=self._now_ns, size=dead_bytes)
         self._loader = Loader(self._files, self.path)
         self._leasing = leasing = Leasing(
             state,
@@ -167,7 +166,7 @@ class DurableQueue:
             path=self.path,
             clock=self._now_ns,
             pump=lambda: self._pump,
-            bury=self._bury,
+            bury=self._graveyard.bury,
         )
         self._pump = Pump(
             state,
@@ -178,11 +177,10 @@ class DurableQueue:
             on_ready=leasing.serve,
             on_deleted=self._forget_files,
         )
+        self._admission = Admission(state, self._pump, self.path)
         state.outstanding = leasing.outstanding  # type: ignore[method-assign]  # the leases live in the shell
         self._limit = max(1, min(config.max_record, MAX_FRAME - frame_size(1, 0)))
         self._rank = RANKS[config.durability]
-        self._limited = bool(config.max_records is not None or config.max_bytes is not None or config.min_free_bytes)
-        self._dead_before = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
         self._phase = "open"
         _open_queues.add(self)
         if state.touched or state.emptied:
@@ -236,8 +234,8 @@ class DurableQueue:
     async def put(self, payload: bytes, durability: Durability | None = None) -> int:
         """Put one record; returns its sequence number when it is as durable as asked.
 
-        Cancelled while it waits for room or for the writer, it is not put; once the writer has it, it is put, and will be
-        delivered. Under `overflow="drop_newest"` a record that was dropped has the number -1.
+        Cancelled while it waits for room or for the writer, it is not put; once the writer has it, it is put, and will
+        be delivered. Under `overflow="drop_newest"` a record that was dropped has the number -1.
 
         Raises:
             RecordTooLargeError: it is larger than `max_record`, or could never fit.
@@ -253,8 +251,8 @@ class DurableQueue:
             raise self._too_large(size)
         rank = self._rank if durability is None else self._rank_of(durability)
         pump = self._pump
-        guarded = self._limited or pump.stalled or self._admission.locked()
-        if guarded and not self._has_room(1, size + frame_size(1, 0)) and not await self._admit(1, size):
+        door = self._admission
+        if door.guarded and not door.has_room(1, size + frame_size(1, 0)) and not await door.admit(1, size):
             return DROPPED
         future = pump.append(payload, rank)
         try:
@@ -280,12 +278,13 @@ class DurableQueue:
             raise self._too_large(max(sizes))
         if frame_size(len(items), raw) > MAX_FRAME or len(items) > MAX_RECORDS:
             raise RecordTooLargeError(
-                f"durable queue {self.path}: put_many of {len(items)} records and {raw} bytes is more than one atomic frame of "
-                f"{MAX_FRAME} bytes holds; put them in several calls"
+                f"durable queue {self.path}: put_many of {len(items)} records and {raw} bytes is more than one "
+                f"atomic frame of {MAX_FRAME} bytes holds; put them in several calls"
             )
         rank = self._rank if durability is None else self._rank_of(durability)
         whole = frame_size(len(items), raw)
-        if not self._has_room(len(items), whole) and not await self._admit(len(items), raw):
+        door = self._admission
+        if door.guarded and not door.has_room(len(items), whole) and not await door.admit(len(items), raw):
             return range(0)
         future = self._pump.append_frame(items, raw, rank)
         try:
@@ -295,72 +294,10 @@ class DurableQueue:
             raise
         return range(0) if first == DROPPED else range(first, first + len(items))
 
-    def _has_room(self, records: int, size: int) -> bool:
-        # Behind others that wait, nobody passes: first come, first served.
-        return not self._admission.locked() and self._reason(records, size) is None
-
-    async def _admit(self, records: int, raw: int) -> bool:
-        """Wait or make room, as `overflow` says; False when the put itself is dropped."""
-        size = frame_size(records, raw)
-        config = self.config
-        if not self._state.fits_ever(records, size):
-            raise RecordTooLargeError(
-                f"durable queue {self.path}: {records} records in {size} bytes can never fit into max_bytes={config.max_bytes} "
-                f"and max_records={config.max_records}; raise them, or put less at once"
-            )
-        if config.overflow in ("block", "drop_oldest"):
-            timeout = config.block_timeout if config.overflow == "block" else None
-            try:
-                async with asyncio.timeout(timeout), self._admission:
-                    await self._await_room(records, size)
-            except TimeoutError:
-                raise self._no_room("block_timeout is over", records, size) from None
-            return True
-        reason = self._reason(records, size)
-        if reason is None:
-            return True
-        self._count_full(reason)
-        if config.overflow == "reject":
-            raise self._no_room(reason, records, size)
-        self._state.counters.dropped["newest"] += records
-        return False
-
-    async def _await_room(self, records: int, size: int) -> None:
-        state = self._state
-        counted = False
-        while (reason := self._reason(records, size)) is not None:
-            self._check()
-            if not counted:
-                counted = True
-                self._count_full(reason)
-            if self.config.overflow == "drop_oldest" and reason != "disk_full":
-                if state.drop_oldest(reason, records):
-                    self._pump.touch()
-                    if self._reason(records, size) is None:
-                        return
-                elif not self._pump.freeing:
-                    raise self._no_room(f"{reason}, and every record is leased", records, size)
-            await self._pump.progress()
-        self._check()
-
-    def _reason(self, records: int, size: int) -> str | None:
-        return "disk_full" if self._pump.stalled else self._state.room(records, size)
-
-    def _count_full(self, reason: str) -> None:
-        if reason != "max_records":
-            self._state.counters.disk_full += 1
-
-    def _no_room(self, reason: str, records: int, size: int) -> DiskFullError:
-        state, config = self._state, self.config
-        return DiskFullError(
-            f"durable queue {self.path}: no room for {records} records in {size} bytes ({reason}): {state.records} records, "
-            f"{state.disk_bytes + state.extra_bytes} bytes on disk, {state.free_bytes} bytes free, max_records={config.max_records}, "
-            f"max_bytes={config.max_bytes}, min_free_bytes={config.min_free_bytes}; raise the quota, or lease and ack faster"
-        )
-
     def _too_large(self, size: int) -> RecordTooLargeError:
         return RecordTooLargeError(
-            f"durable queue {self.path}: a record of {size} bytes is above max_record={self._limit}; raise it, or store a reference"
+            f"durable queue {self.path}: a record of {size} bytes is above max_record={self._limit}; "
+            "raise it, or store a reference"
         )
 
     def _rank_of(self, durability: str) -> int:
@@ -378,8 +315,8 @@ class DurableQueue:
         Args:
             max_records: 1 or more.
             max_bytes: 1 or more; a single larger record comes alone.
-            wait: seconds to wait for a record, 0 for none, None for as long as it takes. Records that are on the disk are
-                read, however short it is.
+            wait: seconds to wait for a record, 0 for none, None for as long as it takes. Records that are on the disk
+                are read, however short it is.
 
         Returns:
             A lease; empty and falsy when nothing came in time.
@@ -391,32 +328,10 @@ class DurableQueue:
 
     # Dead letters
 
-    async def _bury(self, runs: list[Run], reason: str) -> None:
-        now = self._now_ns()
-        letters = [
-            dead_letters.encode(
-                payload,
-                reason=reason,
-                attempts=run.attempts,
-                seq=run.seq + at,
-                enqueued_ns=run.frame.enqueued_ns,
-                died_ns=now,
-            )
-            for run in runs
-            for at, payload in enumerate((run.frame.payloads or [])[run.low : run.high])
-        ]
-        dead = await self._dead_queue()
-        await dead.put_many(letters)
-        self._count_dead()
-
-    async def dead_letters(self, limit: int = _REQUEUE) -> list[DeadLetter]:
+    async def dead_letters(self, limit: int = _DEAD_LETTERS) -> list[DeadLetter]:
         """The first dead letters; they stay where they are."""
         self._check()
-        dead = await self._dead_queue()
-        lease = await dead.lease(limit, wait=0)
-        await lease.nack()
-        found = [dead_letters.decode(record.seq, record.payload) for record in lease.records]
-        return [letter for letter in found if letter is not None]
+        return await self._graveyard.list(limit)
 
     async def requeue_dead_letters(self, seqs: Iterable[int] | None = None) -> int:
         """Put dead letters into the queue again, all or those with these numbers among the dead letters; how many.
@@ -424,39 +339,12 @@ class DurableQueue:
         Each gets a new sequence number. A crash in the middle leaves some of them in both places.
         """
         self._check()
-        wanted = None if seqs is None else set(seqs)
-        dead = await self._dead_queue()
-        count = 0
-        held: list[Lease] = []
-        try:
-            while lease := await dead.lease(_REQUEUE, wait=0):
-                held.append(lease)
-                found = [dead_letters.decode(record.seq, record.payload) for record in lease.records]
-                chosen = [letter for letter in found if letter is not None and (wanted is None or letter.seq in wanted)]
-                if chosen:
-                    await self.put_many([letter.payload for letter in chosen], durability="always")
-                    await lease.ack([letter.seq for letter in chosen])
-                    count += len(chosen)
-        finally:
-            for lease in held:
-                await lease.nack()
-        self._count_dead()
-        return count
+        return await self._graveyard.requeue(seqs)
 
-    async def _dead_queue(self) -> DurableQueue:
-        async with self._dead_lock:
-            if self._dead is None:
-                self._check()
-                config = DurableConfig(
-                    max_record=MAX_FRAME // 2, compression=self.config.compression, overflow="reject"
-                )
-                dead = DurableQueue(self.path / recovery.DEAD, config, self._files, self._wall, self._make_runner)
-                self._dead = await dead.__aenter__()
-            return self._dead
-
-    def _count_dead(self) -> None:
-        if self._dead is not None and self._dead._phase == "open":
-            self._state.extra_bytes = self._dead._state.disk_bytes - self._dead_before
+    def _open_dead(self) -> DurableQueue:
+        self._check()
+        config = DurableConfig(max_record=MAX_FRAME // 2, compression=self.config.compression, overflow="reject")
+        return DurableQueue(self.path / recovery.DEAD, config, self._files, self._wall, self._make_runner)
 
     # The rest
 
@@ -477,53 +365,7 @@ class DurableQueue:
 
     def stats(self) -> DurableStats:
         """A snapshot of every count."""
-        state = self._state
-        counters = state.counters
-        config = self.config
-        disk = state.disk_bytes + state.extra_bytes
-        held = state.gate.held if state.gate is not None else 0
-        delayed = state.delayed_records
-        shares = [0.0]
-        if config.max_records is not None:
-            shares.append(state.records / config.max_records)
-        if config.max_bytes is not None:
-            shares.append(disk / config.max_bytes)
-        return DurableStats(
-            records=state.records,
-            ready=state.records - state.leased - delayed - held - counters.unreadable,
-            leased=state.leased,
-            delayed=delayed,
-            max_records=config.max_records,
-            disk_bytes=disk,
-            max_bytes=config.max_bytes,
-            utilization=max(shares),
-            free_bytes=state.free_bytes,
-            memory_blocks=len(state.backlog.window),
-            memory_bytes=state.backlog.window_bytes,
-            pending=state.pending_records,
-            segments=len(state.segments),
-            recovered=counters.recovered,
-            put=counters.put,
-            put_bytes=counters.put_bytes,
-            acked=counters.acked,
-            dead_lettered=counters.dead_lettered,
-            dropped=dict(counters.dropped),
-            retries=counters.retries,
-            retry_successes=counters.retry_successes,
-            retry_failures=dict(counters.retry_failures),
-            expired_leases=counters.expired_leases,
-            disk_full=counters.disk_full,
-            write_errors=counters.write_errors,
-            syncs=counters.syncs,
-            sync_errors=counters.sync_errors,
-            rotations=counters.rotations,
-            hint_writes=counters.hint_writes,
-            spilled=state.backlog.spilled,
-            damaged=counters.damaged,
-            unreadable=counters.unreadable,
-            rounds=counters.rounds,
-            seconds=dict(counters.seconds),
-        )
+        return snapshot(self._state)
 
     async def close(self) -> None:
         """Write what was accepted, seal the active segment, and let go of the directory.
@@ -543,9 +385,9 @@ class DurableQueue:
 
     async def _shut(self) -> None:
         self._leasing.close()
+        self._admission.close()
         try:
-            if self._dead is not None:
-                await self._dead.close()
+            await self._graveyard.close()
             await self._pump.drain()
             await self._call(self._reading, self._loader.close)
         finally:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from batchqueue_async.durable import recovery
+from batchqueue_async.durable import quarantine
+from batchqueue_async.durable.dropping import Dropper
 from batchqueue_async.durable.lease import Lease
+from batchqueue_async.durable.rereading import Rereading
 from batchqueue_async.errors import QueueClosedError
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class Leasing:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._state = state
+        self._rereading = Rereading(state)
+        self._dropper = Dropper(state)
         self._loader = loader
         self._runner = runner
         self._files = files
@@ -196,7 +200,8 @@ class Leasing:
     def _check(self) -> None:
         if self._closed:
             raise QueueClosedError(
-                f"durable queue {self._path}: closed; what its leases had not settled is delivered after the next opening"
+                f"durable queue {self._path}: closed; what its leases had not settled is delivered "
+                "after the next opening"
             )
 
     def _settled(self, lease: Lease) -> None:
@@ -253,7 +258,7 @@ class Leasing:
         self._arm("sweep", self._loop.time() + min(_SWEEP, age / 2), self._sweep)
 
     def _sweep(self) -> None:
-        if self._state.drop_aged(self._clock()):
+        if self._dropper.drop_aged(self._clock()):
             self._after_change()
         self._arm_sweep()
 
@@ -268,7 +273,7 @@ class Leasing:
             self._reading = True
             number, offset = state.place(run.frame)
             frame = run.frame
-            fetch = (number, state.segments[number].marker, offset, offset + frame.stored, frame.first, 1 << 62)
+            fetch = (number, state.segments[number].marker, (offset, offset + frame.stored), frame.first, 1 << 62)
             self._runner.submit(self._loader.load, *fetch, done=lambda result, error: self._fetched(run, result, error))
             return
         if state.gate is not None and state.gate.full:
@@ -282,11 +287,11 @@ class Leasing:
         least = extent.first if load.start == extent.start else 0
         if load.offsets:
             call: Callable[..., Any] = self._loader.index
-            arguments: tuple[Any, ...] = (extent.segment, marker, load.start, load.end, least)
+            arguments: tuple[Any, ...] = (extent.segment, marker, (load.start, load.end), least)
         else:
             call = self._loader.load
             budget = 1 << 62 if self._newest_first else _READ
-            arguments = (extent.segment, marker, load.start, load.end, least, budget)
+            arguments = (extent.segment, marker, (load.start, load.end), least, budget)
         self._runner.submit(call, *arguments, done=lambda result, error: self._loaded(load, result, error))
 
     def _fetched(self, run: Run, found: Any, error: BaseException | None) -> None:
@@ -299,9 +304,9 @@ class Leasing:
         else:
             frames = [entry for entry in found.frames if entry[0].first == run.frame.first]
             if frames:
-                self._state.refetched(run, *frames[0])
+                self._rereading.refetched(run, *frames[0])
             else:
-                self._state.lose(run)
+                self._rereading.lose(run)
                 _log.error("durable_records_damaged", path=str(self._path), records=run.high - run.low)
         self.serve()
         self._read_on()
@@ -318,19 +323,19 @@ class Leasing:
         else:
             before = self._state.counters.damaged
             number = load.extent.segment
-            self._state.loaded(load, found)
+            self._rereading.loaded(load, found)
             if found.gaps or self._state.counters.damaged > before:
                 records = self._state.counters.damaged - before
                 _log.error("durable_records_damaged", path=str(self._path), segment=number, records=records)
             for gap in found.gaps:
-                self._runner.submit(recovery.copy_aside, self._files, self._path, number, gap, done=_ignore)
+                self._runner.submit(quarantine.copy_aside, self._files, self._path, number, gap, done=_ignore)
         self.serve()
         self._read_on()
 
     def _unreadable(self, item: Extent | Run, error: BaseException) -> bool:
         """Whether reading goes on with what comes after."""
         if isinstance(error, OSError):
-            count = self._state.unreadable(item)
+            count = self._rereading.unreadable(item)
             _log.error("durable_records_unreadable", path=str(self._path), records=count, error=str(error))
             return True
         # Not the disk's fault but, for one, a codec that isn't installed: the caller can mend it, and is told.

@@ -36,10 +36,12 @@ class Loader:
         self._directory = directory
         self._open: OrderedDict[int, int] = OrderedDict()
 
-    def load(self, number: int, marker: bytes, start: int, end: int, least_seq: int, budget: int) -> Loaded:
+    def load(self, number: int, marker: bytes, place: tuple[int, int], least_seq: int, budget: int) -> Loaded:
         """Frames between two offsets, until their payloads come to `budget` bytes."""
-        walk = segment.Walk(self._files, self._descriptor(number), marker, start=start, end=end, next_seq=least_seq)
-        found = Loaded(end)
+        walk = segment.Walk(
+            self._files, self._descriptor(number), marker, start=place[0], end=place[1], next_seq=least_seq
+        )
+        found = Loaded(place[1])
         for item in walk:
             if isinstance(item, segment.Gap):
                 found.gaps.append(item)
@@ -60,10 +62,16 @@ class Loader:
                 break
         return found
 
-    def index(self, number: int, marker: bytes, start: int, end: int, least_seq: int) -> array[int]:
+    def index(self, number: int, marker: bytes, place: tuple[int, int], least_seq: int) -> array[int]:
         """The offsets of the frames between two offsets."""
         walk = segment.Walk(
-            self._files, self._descriptor(number), marker, start=start, end=end, next_seq=least_seq, bodies=False
+            self._files,
+            self._descriptor(number),
+            marker,
+            start=place[0],
+            end=place[1],
+            next_seq=least_seq,
+            bodies=False,
         )
         return array("Q", (item.offset for item in walk if isinstance(item, segment.Found)))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from batchqueue_async.durable import format as fmt
+from batchqueue_async.durable.dropping import Dropper
 from batchqueue_async.durable.files import NO_ROOM
 from batchqueue_async.durable.frame import ALWAYS, INTERVAL, Frame
 from batchqueue_async.durable.writer import Outcome, Round, Writer
@@ -60,7 +61,7 @@ class Pump:
         self._on_deleted = on_deleted
         self._pending: deque[Frame] = deque()
         self._group: Frame | None = None
-        self._busy = False
+        self.busy = False
         self._scheduled = False
         self.stalled = False
         self._sync_due = False
@@ -145,22 +146,22 @@ class Pump:
     @property
     def freeing(self) -> bool:
         """Whether a round is under way, or to come, that may free some room."""
-        return self._busy or bool(self._state.touched) or self._state.shrinkable() is not None
+        return self.busy or bool(self._state.touched) or self._state.shrinkable() is not None
 
     def kick(self) -> None:
         """Send a round after everybody who runs in this turn of the loop has had a say."""
-        if not self._scheduled and not self._busy and not self._ended:
+        if not self._scheduled and not self.busy and not self._ended:
             self._scheduled = True
             self._loop.call_soon(self._send)
 
     def touch(self) -> None:
         """There is something for the hints: soon, or with the next round."""
-        if not self._busy and "hints" not in self._timers:
+        if not self.busy and "hints" not in self._timers:
             self._after("hints", _HINT_DELAY, self.kick)
 
     def _send(self, *, last: bool = False) -> None:
         self._scheduled = False
-        if self._busy or self._ended:
+        if self.busy or self._ended:
             return
         state = self._state
         work = Round(now_ns=self._clock(), last=last)
@@ -176,7 +177,7 @@ class Pump:
         if not wanted and not self._room_waiters:
             return
         self._sync_due = False
-        self._busy = True
+        self.busy = True
         self._cancel("hints")
         self._runner.submit(self._writer.run, work, done=lambda result, error: self._done(work, result, error))
 
@@ -191,7 +192,7 @@ class Pump:
         return taken
 
     def _done(self, work: Round, outcome: Outcome | None, error: BaseException | None) -> None:
-        self._busy = False
+        self.busy = False
         if outcome is None:
             # Not an OSError, so not the disk's: a fault of this library. Nobody may be left waiting for it.
             _log.error("durable_writer_failed", path=str(self._path), error=repr(error))
@@ -228,10 +229,7 @@ class Pump:
         if outcome.round.frames:
             self._last_write = self._loop.time()
         if outcome.dirty:
-            if self._interval_dirty:
-                self._after("sync", self._config.sync_interval, self._sync_now)
-            if self._config.stale_flush is not None:
-                self._after("stale", self._config.stale_flush, self._sync_stale)
+            self._arm_syncs()
         if not self.stalled:
             self._on_ready()
         self._wake_room()
@@ -241,12 +239,18 @@ class Pump:
         elif self._state.touched:
             # What could not be written now is tried again with the next frames, or after a while.
             self._after("hints", _PROBE if outcome.hint_errors else _HINT_DELAY, self.kick)
-        if not self._busy and not self._pending:
+        if not self.busy and not self._pending:
             waiters, self._idle_waiters = self._idle_waiters, []
             for waiter in waiters:
                 _wake(waiter)
 
     # Time
+
+    def _arm_syncs(self) -> None:
+        if self._interval_dirty:
+            self._after("sync", self._config.sync_interval, self._sync_now)
+        if self._config.stale_flush is not None:
+            self._after("stale", self._config.stale_flush, self._sync_stale)
 
     def _after(self, name: str, delay: float, call: Callable[[], None]) -> None:
         if name not in self._timers and not self._ended:
@@ -304,7 +308,7 @@ class Pump:
             self._put_back([frame for frame in failed if frame not in late])
             self._fail(late, self._full("block_timeout is over"), error)
             self._after("probe", _PROBE, self.kick)
-        elif overflow == "drop_oldest" and self._state.drop_oldest("disk_full", 0):
+        elif overflow == "drop_oldest" and Dropper(self._state).drop_oldest("disk_full", 0):
             self._put_back(failed)
         else:
             self._fail(
@@ -377,19 +381,19 @@ class Pump:
         self._fail(overflowed, self._full("the queue was closed while puts were blocked"), None)
         self.stalled = False
         self._wake_room()
-        while self._busy or self._pending:
+        await self._idle()
+        self._send(last=True)
+        await self._idle()
+        self._ended = True
+        for name in list(self._timers):
+            self._cancel(name)
+
+    async def _idle(self) -> None:
+        while self.busy or self._pending:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._idle_waiters.append(waiter)
             self.kick()
             await waiter
-        self._send(last=True)
-        while self._busy:
-            waiter = self._loop.create_future()
-            self._idle_waiters.append(waiter)
-            await waiter
-        self._ended = True
-        for name in list(self._timers):
-            self._cancel(name)
 
 
 def _wake(waiter: asyncio.Future[Any]) -> None:

@@ -15,9 +15,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from batchqueue_async.durable import acklog, segment
+from batchqueue_async.durable import acklog, quarantine, segment
 from batchqueue_async.durable import format as fmt
-from batchqueue_async.durable.ranges import RangeSet
+from batchqueue_async.durable.scan import scan
 from batchqueue_async.durable.table import Segment, merge_attempts
 from batchqueue_async.errors import CorruptionError
 
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchqueue_async.durable.files import Files
+    from batchqueue_async.durable.ranges import RangeSet
 
 IDENTITY = "queue.id"
 LOCK = "lock"
-QUARANTINE = "quarantine"
+QUARANTINE = quarantine.NAME
 DEAD = "dead"
 # Sequence numbers passed over after an unclean end, so that none is ever given twice: see the specification.
 SEQ_SKIP = 1 << 28
 _HINT_LIMIT = 64 << 20
-_QUARANTINE_LIMIT = 64 << 20
-_COPY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,67 +92,6 @@ class Survey:
     repairs: list[Repair] = field(default_factory=list[Repair])
 
 
-@dataclass(slots=True)
-class _Scan:
-    """What reading a segment without a footer has found."""
-
-    next_seq: int
-    data_end: int
-    records: int = 0
-    frames: int = 0
-    times: list[int] = field(default_factory=list[int])
-    lost: RangeSet = field(default_factory=RangeSet)
-    damage: list[segment.Gap] = field(default_factory=list[segment.Gap])
-
-
-def scan(files: Files, descriptor: int, header: fmt.SegmentHeader, end: int, proof: int) -> _Scan:
-    """Every frame up to `end`; `proof`: records with smaller sequence numbers are known to have been durable."""
-    found = _Scan(header.first_seq, fmt.DATA_START)
-    doubtful: list[tuple[segment.Found, list[int]]] = []
-    pending: segment.Gap | None = None
-    walk = segment.Walk(files, descriptor, header.marker, start=fmt.DATA_START, end=end, next_seq=header.first_seq)
-    for item in walk:
-        if isinstance(item, segment.Gap):
-            pending = item
-            continue
-        if pending is not None:
-            found.damage.append(pending)
-            pending = None
-        frame = item.header
-        if frame.first_seq > found.next_seq:
-            found.lost.add(found.next_seq, frame.first_seq)
-        proof = max(proof, frame.synced_seq)
-        last = frame.first_seq + frame.records
-        bad = _bad_records(item)
-        if bad and frame.kind == fmt.ATOMIC and len(bad) < frame.records:
-            doubtful.append((item, bad))
-        for seq in bad:
-            found.lost.add(seq, seq + 1)
-        if bad:
-            found.damage.append(segment.Gap(item.offset, item.end))
-        found.next_seq, found.data_end = last, item.end
-        found.frames += 1
-        found.records += frame.records
-        found.times = [
-            min(found.times[0], frame.enqueued_ns) if found.times else frame.enqueued_ns,
-            max(found.times[1], frame.enqueued_ns) if found.times else frame.enqueued_ns,
-        ]
-    for item, _ in doubtful:
-        if item.header.first_seq + item.header.records > proof:
-            found.lost.add(item.header.first_seq, item.header.first_seq + item.header.records)
-    found.records = found.next_seq - header.first_seq - found.lost.count
-    return found
-
-
-def _bad_records(item: segment.Found) -> list[int]:
-    first = item.header.first_seq
-    if item.decoded is None:
-        return list(range(first, first + item.header.records))
-    if not item.decoded.damaged:
-        return []
-    return [first + at for at, payload in enumerate(item.decoded.payloads) if payload is None]
-
-
 class Surveyor:
     """Reads one directory; holds what `survey` gathers on the way."""
 
@@ -181,8 +119,8 @@ class Surveyor:
         self._supersede(segments)
         self._stray_hints(names, {entry.number for entry in segments})
         next_seq = max((entry.end for entry in segments), default=1)
-        quarantine = self._files.names(self._directory / QUARANTINE)
-        kept = [int(match[1]) for name in quarantine if (match := re.match(r"seg-([0-9]{12,19})", name))]
+        aside = self._files.names(self._directory / QUARANTINE)
+        kept = [int(match[1]) for name in aside if (match := re.match(r"seg-([0-9]{12,19})", name))]
         used = [*found, *segment.numbers(names, hints=True), *kept]
         report = RecoveryReport(
             queue_id=queue_id.hex(),
@@ -289,6 +227,8 @@ class Surveyor:
             # Emptied when all of it was settled: it is there for its numbers.
             entry.settled.add(entry.first, entry.end)
             return entry
+        if not footer.synced:
+            entry.proven = hint.synced_seq
         missing = footer.next_seq - footer.first_seq - footer.records
         if hint.lost.count < missing:
             # It was sealed with damage inside, and the hint that says where is gone: look once more, and write it anew.
@@ -408,7 +348,7 @@ class Surveyor:
         self._files.sync_directory(self._directory)
 
     def _copy_aside(self, number: int, gap: segment.Gap) -> None:
-        copy_aside(self._files, self._directory, number, gap)
+        quarantine.copy_aside(self._files, self._directory, number, gap)
 
     def _seal(self, entry: Segment, footer: fmt.SegmentFooter, size: int) -> None:
         path = self._path(entry.number)
@@ -418,28 +358,6 @@ class Surveyor:
         self._files.truncate(path, footer.data_end)
         self._files.append(path, fmt.encode_footer(footer, entry.marker))
         entry.size = footer.data_end + fmt.FOOTER
-
-
-def copy_aside(files: Files, directory: Path, number: int, gap: segment.Gap) -> None:
-    """Keep a damaged byte range in the quarantine, as far as that has room."""
-    quarantine = directory / QUARANTINE
-    files.make_directory(quarantine)
-    used = sum(files.size(quarantine / name) for name in files.names(quarantine))
-    end = min(gap.end, gap.offset + max(0, _QUARANTINE_LIMIT - used))
-    if end <= gap.offset:
-        return
-    source = files.open_read(directory / segment.segment_name(number))
-    try:
-        target = files.create(quarantine / f"seg-{number:012d}-{gap.offset}-{gap.end}.{uuid.uuid4().hex[:8]}.bytes")
-        try:
-            for start in range(gap.offset, end, _COPY):
-                data = files.read(source, min(_COPY, end - start), start)
-                while data:
-                    data = data[files.write(target, data) :]
-        finally:
-            files.close(target)
-    finally:
-        files.close(source)
 
 
 def parse_identity(data: bytes) -> bytes | None:

@@ -173,6 +173,8 @@ class SegmentWriter:
         self.descriptor = files.create(self.path)
         try:
             self._write(fmt.encode_segment_header(header))
+            # The header keeps the sequence numbers when all older segments are deleted: it has to be there before that.
+            files.sync(self.descriptor)
             files.sync_directory(directory)
         except OSError:
             self.abandon()

@@ -6,14 +6,13 @@ do. Time comes in as arguments.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable import acklog
 from batchqueue_async.durable import format as fmt
 from batchqueue_async.durable.acklog import Entry
-from batchqueue_async.durable.backlog import Backlog, Extent, Load, run_bytes
-from batchqueue_async.durable.frame import Frame, Run
+from batchqueue_async.durable.backlog import Backlog, Extent, run_bytes
 from batchqueue_async.durable.keys import KeyGate
 from batchqueue_async.durable.stats import Counters
 from batchqueue_async.durable.table import Segment
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from batchqueue_async.durable.config import DurableConfig
-    from batchqueue_async.durable.loader import Loaded
+    from batchqueue_async.durable.frame import Frame, Run
     from batchqueue_async.durable.recovery import Survey
 
 _NS = 1_000_000_000
@@ -58,7 +57,9 @@ class QueueState:
         for entry in found.segments:
             entry.fresh_hint = entry.hint_bytes > 0
             if entry.unsettled:
-                extent = Extent(entry.number, fmt.DATA_START, entry.data_end, entry.first, entry.end, entry.newest_ns)
+                extent = Extent(
+                    entry.number, (fmt.DATA_START, entry.data_end), (entry.first, entry.end), entry.newest_ns
+                )
                 self.backlog.add_extent(extent)
 
     @property
@@ -84,64 +85,6 @@ class QueueState:
         """Whether an empty queue would have room for these."""
         limit = self.config.max_records
         return (limit is None or records <= limit) and size <= self.config.usable_bytes
-
-    def drop_oldest(self, reason: str, records: int) -> bool:
-        """Drop what `overflow="drop_oldest"` allows for `reason`; whether anything was dropped."""
-        if reason == "max_records":
-            limit = self.config.max_records or 0
-            wanted = self.records + self.pending_records + records - limit
-            dropped = 0
-            while dropped < wanted and (new := self._drop_next(wanted - dropped)):
-                dropped += new
-            return dropped > 0
-        oldest = self.backlog.oldest()
-        if oldest is None and not self.delayed:
-            return False
-        number = self._segment_of(oldest) if oldest is not None else self.place(self.delayed[0][1].frame)[0]
-        return self._drop_segment(number) > 0
-
-    def _segment_of(self, item: Run | Extent) -> int:
-        return item.segment if isinstance(item, Extent) else self.place(item.frame)[0]
-
-    def _drop_next(self, most: int) -> int:
-        oldest = self.backlog.oldest()
-        if oldest is None:
-            if not self.delayed:
-                return 0
-            return self._drop_delayed([heappop(self.delayed)])
-        if isinstance(oldest, Run):
-            return self._drop(self.backlog.cut_out(oldest.seq, min(oldest.end, oldest.seq + most)), "oldest")
-        return self._drop_extent(oldest, oldest.first, min(oldest.stop, oldest.first + most), "oldest")
-
-    def _drop_extent(self, extent: Extent, low: int, high: int, reason: str) -> int:
-        new = self._settle_range(self.segments[extent.segment], acklog.DROPPED, low, high)
-        self.counters.dropped[reason] += new
-        extent.first = high
-        if extent.first >= extent.stop:
-            self.backlog.forget(extent)
-        return new or (high - low)
-
-    def _drop_segment(self, number: int) -> int:
-        dropped = self._drop(self.backlog.drop_where(lambda run: self.place(run.frame)[0] == number), "oldest")
-        for extent in [extent for extent in self.backlog.extents if extent.segment == number]:
-            dropped += self._drop_extent(extent, extent.first, extent.stop, "oldest")
-        runs = [entry for entry in self.delayed if self.place(entry[1].frame)[0] == number]
-        if runs:
-            self.delayed = [entry for entry in self.delayed if entry not in runs]
-            heapify(self.delayed)
-            dropped += self._drop_delayed(runs)
-        return dropped
-
-    def _drop_delayed(self, entries: list[tuple[float, Run]]) -> int:
-        runs = [run for _, run in entries]
-        if self.gate is not None:
-            self.backlog.give_back(self.gate.release(runs))
-        return self._drop(runs, "oldest")
-
-    def _drop(self, runs: list[Run], reason: str) -> int:
-        dropped = self._settle(acklog.DROPPED, runs)
-        self.counters.dropped[reason] += dropped
-        return dropped
 
     # The writer
 
@@ -171,17 +114,7 @@ class QueueState:
         self.free_bytes = outcome.free_bytes if outcome.free_bytes is not None else self.free_bytes
         if outcome.shrunk is not None:
             self.shrunk(outcome.shrunk)
-        for number, marker, first in outcome.opened:
-            self.segments[number] = Segment(number, marker, first, fmt.DATA_START)
-            self.disk_bytes += fmt.DATA_START
-            self.newest = number
-            self.emptied |= {entry.number for entry in self.segments.values() if _empty(entry)}
-        for number, _, size in outcome.closed:
-            entry = self.segments[number]
-            entry.closed = True
-            self._resize(entry, size)
-        for moved in outcome.moved:
-            self._move(moved.source, moved.offset, moved.first_seq, moved.target, moved.shift)
+        self._follow(outcome)
         done = outcome.round.frames[: outcome.done]
         for frame in done:
             self._written(frame)
@@ -198,6 +131,20 @@ class QueueState:
                 self.segments[number].fresh_hint = True
                 self.touched.add(number)
         return done
+
+    def _follow(self, outcome: Outcome) -> None:
+        """Which segments the writer has opened, closed and moved."""
+        for number, marker, first in outcome.opened:
+            self.segments[number] = Segment(number, marker, first, fmt.DATA_START)
+            self.disk_bytes += fmt.DATA_START
+            self.newest = number
+            self.emptied |= {entry.number for entry in self.segments.values() if _empty(entry)}
+        for number, _, size in outcome.closed:
+            entry = self.segments[number]
+            entry.closed = True
+            self._resize(entry, size)
+        for moved in outcome.moved:
+            self._move(moved.source, moved.offset, moved.first_seq, moved.target, moved.shift)
 
     def _written(self, frame: Frame) -> None:
         frame.segment, frame.offset = self.place(frame)
@@ -354,32 +301,28 @@ class QueueState:
             self.leased += run.high - run.low
             self._note(self.segments[self.place(run.frame)[0]], Entry(acklog.LEASED, run.seq, run.end, run.attempts))
 
+    def drop(self, runs: list[Run], reason: str) -> int:
+        """Records go for this reason; how many."""
+        dropped = self.settle(acklog.DROPPED, runs)
+        self.counters.dropped[reason] += dropped
+        return dropped
+
     def _unexpired(self, runs: list[Run], now_ns: int) -> list[Run]:
-        cutoff = self._cutoff(now_ns)
+        cutoff = self.cutoff(now_ns)
         if cutoff is None:
             return runs
         old = [run for run in runs if run.frame.enqueued_ns < cutoff]
-        self._drop(old, "max_age")
+        self.drop(old, "max_age")
         return [run for run in runs if run.frame.enqueued_ns >= cutoff]
 
-    def _cutoff(self, now_ns: int) -> int | None:
+    def cutoff(self, now_ns: int) -> int | None:
+        """Records enqueued before this are past `max_age`."""
         return None if self.config.max_age is None else now_ns - int(self.config.max_age * _NS)
-
-    def drop_aged(self, now_ns: int) -> int:
-        """Drop what is past `max_age` without being asked for it; how many records."""
-        cutoff = self._cutoff(now_ns)
-        if cutoff is None:
-            return 0
-        before = self.counters.dropped["max_age"]
-        for extent in [extent for extent in self.backlog.extents if extent.newest_ns < cutoff]:
-            self._drop_extent(extent, extent.first, extent.stop, "max_age")
-        self._drop(self.backlog.drop_where(lambda run: run.frame.enqueued_ns < cutoff), "max_age")
-        return self.counters.dropped["max_age"] - before
 
     def ack(self, runs: list[Run]) -> int:
         """Leased records are done."""
         self._unlease(runs)
-        count = self._settle(acklog.ACKED, runs)
+        count = self.settle(acklog.ACKED, runs)
         self.counters.acked += count
         self.counters.retry_successes += sum(run.high - run.low for run in runs if run.attempts > 1)
         return count
@@ -387,7 +330,7 @@ class QueueState:
     def bury(self, runs: list[Run], reason: str) -> int:
         """Leased records are in the dead letters now."""
         self._unlease(runs)
-        count = self._settle(acklog.ACKED, runs)
+        count = self.settle(acklog.ACKED, runs)
         self.counters.dead_lettered += count
         self.counters.retry_failures[reason] += count
         return count
@@ -428,13 +371,15 @@ class QueueState:
         if self.gate is not None:
             self.backlog.give_back(self.gate.release(runs))
 
-    def _settle(self, kind: int, runs: list[Run]) -> int:
+    def settle(self, kind: int, runs: list[Run]) -> int:
+        """Records are done for this reason; how many were not done before."""
         count = 0
         for run in runs:
-            count += self._settle_range(self.segments[self.place(run.frame)[0]], kind, run.seq, run.end)
+            count += self.settle_range(self.segments[self.place(run.frame)[0]], kind, run.seq, run.end)
         return count
 
-    def _settle_range(self, entry: Segment, kind: int, low: int, high: int) -> int:
+    def settle_range(self, entry: Segment, kind: int, low: int, high: int) -> int:
+        """The same for a range of one segment."""
         new = entry.settle(kind, low, high)
         self.records -= new
         self.touched.add(entry.number)
@@ -445,72 +390,6 @@ class QueueState:
     def _note(self, entry: Segment, what: Entry) -> None:
         entry.note(what)
         self.touched.add(entry.number)
-
-    # Reading again
-
-    def loaded(self, load: Load, found: Loaded) -> None:
-        """Frames of an extent have been read: what is unsettled of them becomes ready, what is missing is lost."""
-        extent = load.extent
-        if extent not in self.backlog.extents:
-            return
-        entry = self.segments[extent.segment]
-        low = extent.first if load.start == extent.start else None
-        high = extent.stop if found.stopped_at >= extent.end else None
-        runs: list[Run] = []
-        seq = low
-        for frame, damaged in found.frames:
-            if seq is not None and frame.first > seq:
-                self._lost(entry, seq, frame.first)
-            for at in damaged:
-                self._lost(entry, frame.first + at, frame.first + at + 1)
-            runs += self._unsettled_runs(entry, frame, max(frame.first, extent.first))
-            seq = frame.first + frame.count
-        if seq is not None and high is not None and seq < high:
-            self._lost(entry, seq, high)
-        first = found.frames[0][0].first if found.frames else extent.first
-        last = seq if seq is not None else extent.stop
-        self.backlog.loaded(load, runs, found.stopped_at, (first, high or last))
-
-    def _unsettled_runs(self, entry: Segment, frame: Frame, first: int) -> Iterable[Run]:
-        stop = frame.first + frame.count
-        for low, high in entry.settled.missing(first, stop):
-            for start, end, times in entry.attempts_in(low, high):
-                yield Run(start, frame, start - frame.first, end - frame.first, times)
-
-    def refetched(self, run: Run, frame: Frame, damaged: list[int]) -> None:
-        """The payloads of a run that waits to be delivered again are back in memory, but for the damaged ones."""
-        number, offset = self.place(run.frame)
-        frame.segment, frame.offset = number, offset
-        self.backlog.fetched(run, frame)
-        for at in damaged:
-            seq = frame.first + at
-            if run.seq <= seq < run.end:
-                self._lost(self.segments[number], seq, seq + 1)
-        if damaged:
-            runs = self.backlog.cut_out(run.seq, run.end)
-            entry = self.segments[number]
-            for part in runs:
-                self.backlog.give_back(part.part(low, high) for low, high in entry.settled.missing(part.seq, part.end))
-
-    def lose(self, run: Run) -> None:
-        """The payloads of a run that waits to be delivered again are gone."""
-        self.backlog.cut_out(run.seq, run.end)
-        self._lost(self.segments[self.place(run.frame)[0]], run.seq, run.end)
-
-    def _lost(self, entry: Segment, low: int, high: int) -> None:
-        self.counters.damaged += self._settle_range(entry, acklog.LOST, low, high)
-
-    def unreadable(self, item: Extent | Run) -> int:
-        """Records that can't be read in this run; they stay on the disk for the next."""
-        if isinstance(item, Run):
-            self.backlog.cut_out(item.seq, item.end)
-            count = item.high - item.low
-        else:
-            self.backlog.forget(item)
-            missing = self.segments[item.segment].settled.missing(item.first, item.stop)
-            count = sum(high - low for low, high in missing)
-        self.counters.unreadable += count
-        return count
 
 
 def _empty(entry: Segment) -> bool:

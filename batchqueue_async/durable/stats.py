@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from batchqueue_async.durable.state import QueueState
+
 
 @dataclass(slots=True)
 class Counters:
@@ -112,3 +114,53 @@ class DurableStats:
     unreadable: int
     rounds: int
     seconds: Mapping[str, float]
+
+
+def snapshot(state: QueueState) -> DurableStats:
+    """The counts of a queue as they are now."""
+    counters = state.counters
+    config = state.config
+    disk = state.disk_bytes + state.extra_bytes
+    held = state.gate.held if state.gate is not None else 0
+    delayed = state.delayed_records
+    shares = [0.0]
+    if config.max_records is not None:
+        shares.append(state.records / config.max_records)
+    if config.max_bytes is not None:
+        shares.append(disk / config.max_bytes)
+    return DurableStats(
+        records=state.records,
+        ready=state.records - state.leased - delayed - held - counters.unreadable,
+        leased=state.leased,
+        delayed=delayed,
+        max_records=config.max_records,
+        disk_bytes=disk,
+        max_bytes=config.max_bytes,
+        utilization=max(shares),
+        free_bytes=state.free_bytes,
+        memory_blocks=len(state.backlog.window),
+        memory_bytes=state.backlog.window_bytes,
+        pending=state.pending_records,
+        segments=len(state.segments),
+        recovered=counters.recovered,
+        put=counters.put,
+        put_bytes=counters.put_bytes,
+        acked=counters.acked,
+        dead_lettered=counters.dead_lettered,
+        dropped=dict(counters.dropped),
+        retries=counters.retries,
+        retry_successes=counters.retry_successes,
+        retry_failures=dict(counters.retry_failures),
+        expired_leases=counters.expired_leases,
+        disk_full=counters.disk_full,
+        write_errors=counters.write_errors,
+        syncs=counters.syncs,
+        sync_errors=counters.sync_errors,
+        rotations=counters.rotations,
+        hint_writes=counters.hint_writes,
+        spilled=state.backlog.spilled,
+        damaged=counters.damaged,
+        unreadable=counters.unreadable,
+        rounds=counters.rounds,
+        seconds=dict(counters.seconds),
+    )

@@ -29,6 +29,7 @@ class Segment:
         "newest_ns",
         "number",
         "pending",
+        "proven",
         "settled",
         "size",
     )
@@ -45,6 +46,8 @@ class Segment:
         self.lost = RangeSet()
         self.attempts: list[tuple[int, int, int]] = []
         self.pending: list[Entry] = []
+        # Records below this were durable, or have not met a crash since: an atomic frame of theirs can't be torn.
+        self.proven = 1 << 63
         self.hint_bytes = 0
         self.fresh_hint = False
         self.moved: tuple[int, int, int] | None = None

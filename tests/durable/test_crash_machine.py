@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from durable_kit import ROOT, RecordingFiles, opened
+from durable_kit import ROOT, RecordingFiles, SteppedLoop, opened
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from batchqueue_async.durable import DurableQueue, Lease
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from batchqueue_async.durable import DurableQueue, Lease
 
 SMALL = {"segment_bytes": 700, "memory_bytes": 400, "memory_blocks": 4, "write_buffer": 200}
 
@@ -86,6 +88,8 @@ class Work:
                     await lease.dead_letter("no use", seqs)
                     self.dead |= dict.fromkeys((record.payload for record in chosen), self.now())
                 await lease.nack()
+        asyncio.get_running_loop().now += 0.006
+        await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     def _confirm(self, seqs: Any, made: list[bytes], level: str) -> None:
@@ -96,7 +100,7 @@ class Work:
             self.confirmed[seq] = (payload, moment, level == "always")
 
     async def check(self, files: RecordingFiles, moment: int, *, power: bool) -> None:
-        """Recover from `files`, what a crash at `moment` has left, and compare what is delivered with what was promised."""
+        """Recover from what a crash at `moment` has left, and compare what is delivered with what was promised."""
         delivered: dict[int, bytes] = {}
         async with opened(files, **self.options) as queue:
             before = queue.stats().records
@@ -141,7 +145,8 @@ STEPS = st.lists(
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(coroutine)
+    with asyncio.Runner(loop_factory=SteppedLoop) as runner:
+        runner.run(coroutine)
 
 
 @given(steps=STEPS, seed=st.integers(0, 1 << 30), compression=st.sampled_from(["none", "none", "lz4"]))
@@ -169,7 +174,7 @@ class CrashMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = SteppedLoop()
         self.work = Work(RecordingFiles())
 
     def step(self, *arguments: Any) -> None:

@@ -1,0 +1,100 @@
+"""What records are made of: any of them as a row of named values, or as one line of JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from batchqueue_async.errors import PermanentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+VALUE = "value"
+"""The column of a record that is one value without a name."""
+
+
+def is_table(record: Any) -> bool:
+    """Whether a record is an Arrow record batch or table, which is many rows; found without importing pyarrow."""
+    return hasattr(record, "to_pylist") and hasattr(record, "num_rows")
+
+
+def rows(batch: Iterable[Any], columns: Sequence[str] | None = None) -> Iterator[Mapping[str, Any]]:
+    """Each record as a row; an Arrow record batch as all of its rows.
+
+    `columns` names the values of records that are tuples or lists.
+
+    Example:
+        >>> list(rows([{"a": 1}, "text", (2, 3)], columns=["a", "b"]))
+        [{'a': 1}, {'value': 'text'}, {'a': 2, 'b': 3}]
+    """
+    for record in batch:
+        if is_table(record):
+            yield from record.to_pylist()
+        else:
+            yield row(record, columns)
+
+
+def row(record: Any, columns: Sequence[str] | None = None) -> Mapping[str, Any]:
+    """One record as a row of named values."""
+    if isinstance(record, Mapping):
+        return cast("Mapping[str, Any]", record)
+    if isinstance(record, msgspec.Struct):
+        return {name: getattr(record, name) for name in record.__struct_fields__}
+    named = getattr(record, "_asdict", None)
+    if callable(named):
+        return cast("dict[str, Any]", named())
+    if isinstance(record, tuple | list):
+        return _named(cast("Sequence[Any]", record), columns)
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    return {VALUE: record}
+
+
+def _named(values: Sequence[Any], columns: Sequence[str] | None) -> dict[str, Any]:
+    if columns is None:
+        raise PermanentError(
+            f"a record of {len(values)} values has no names for them; give the sink columns=[...], "
+            "or send mappings, structs or dataclasses"
+        )
+    if len(columns) != len(values):
+        raise PermanentError(f"a record has {len(values)} values for the {len(columns)} columns {list(columns)}")
+    return dict(zip(columns, values, strict=True))
+
+
+_encoder = msgspec.json.Encoder(decimal_format="string")
+
+
+def lines(batch: Iterable[Any]) -> list[bytes]:
+    """Each record as a line of JSON, without its end; bytes are taken as a line that is encoded already.
+
+    Example:
+        >>> lines([{"a": 1}, b'{"b":2}', "text"])
+        [b'{"a":1}', b'{"b":2}', b'"text"']
+    """
+    encode = _encoder.encode
+    found: list[bytes] = []
+    for record in batch:
+        if isinstance(record, bytes | bytearray | memoryview):
+            found.append(_line(bytes(cast("bytes", record))))
+            continue
+        try:
+            if is_table(record):
+                found.extend(map(encode, record.to_pylist()))
+            else:
+                found.append(encode(record))
+        except (TypeError, ValueError) as error:
+            raise PermanentError(
+                f"a record of type {type(record).__qualname__} has no form in JSON ({type(error).__name__}); "
+                "send mappings, structs or dataclasses of plain values, or encoded bytes"
+            ) from None
+    return found
+
+
+def _line(encoded: bytes) -> bytes:
+    if b"\n" in encoded:
+        raise PermanentError("an encoded record holds a line break; send JSON on one line, as msgspec.json.encode does")
+    return encoded

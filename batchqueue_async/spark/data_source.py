@@ -1,0 +1,178 @@
+"""`format("batchqueue")`: DataFrames written by the executors, each Python worker through a queue of its own.
+
+Spark runs this code in four kinds of process. One plans the write (`writer`, `streamWriter`), the executors' workers
+run `write`, and another process of the driver's machine runs `commit` or `abort`. All that they share is the options,
+the messages that `write` returns, and what the sink has staged.
+
+The parameter names below are those of the Data Source API, which passes some of them by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+from batchqueue_async import log
+from batchqueue_async.errors import ConfigError
+from batchqueue_async.sinks.base import Attempt, BatchKey, StagingSink
+from batchqueue_async.spark.executor import Part, worker
+from batchqueue_async.spark.options import Options, as_options, read_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
+    from pyspark.sql.types import StructType
+else:  # PySpark 4.0 has it not; streamWriter says so
+    StreamArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
+
+
+@dataclass(frozen=True)
+class PartWritten(WriterCommitMessage):
+    """What a task tells the driver: its attempt, and its counters."""
+
+    part: Part
+
+
+class BatchQueueDataSource(DataSource):
+    """Writes through queues on the executors, in batch and streaming jobs, in Append mode.
+
+    Register it once for a session, then write with `format("batchqueue")`::
+
+        spark.dataSource.register(BatchQueueDataSource)
+        df.write.format("batchqueue").option("sink", "jsonl").option("path", "/data/out").mode("append").save()
+
+    Options: `sink` ("sqlite", "jsonl", or "package.module:factory"), `rows`, `rows_in_flight`, `queue.*` as in
+    `QueueConfig`, and whatever the sink takes: `path`, `table`; a factory is called with all options as a dict.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "batchqueue"
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: ARG002, FBT001 - the API's
+        """The writer of a batch job."""
+        return BatchWriter(_checked(self.options, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, FBT001, N802 - same
+        """The writer of a streaming query."""
+        if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+            raise ConfigError(
+                "format batchqueue: this PySpark has no Arrow writers for streams; "
+                "use PySpark 4.1 or newer, or foreachBatch(DriverSink(...))"
+            )
+        return StreamWriter(_checked(self.options, overwrite=overwrite))
+
+
+def _checked(given: Any, *, overwrite: bool) -> Options:
+    if overwrite:
+        raise ConfigError("format batchqueue: it only appends; write with .mode('append'), or outputMode('append')")
+    options = as_options(given)
+    read_options(options).make()  # what is wrong with them is told where the write is planned
+    return options
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One batch job: planned once, then sent to the executors and to the commit."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.key = BatchKey(uuid.uuid4().hex, 0)
+
+    def write(self, iterator: Iterator[Any]) -> PartWritten:
+        """Write one part, on an executor."""
+        return PartWritten(worker(self.options).write(_attempt(self.key), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks staged."""
+        publish(self.options, self.key, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Drop what the tasks staged."""
+        discard(self.options, self.key)
+
+
+class StreamWriter(StreamArrowWriter):
+    """One streaming query; the query's id and the batch's come with each task."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[Any]) -> PartWritten:
+        """Write one part of a micro-batch, on an executor."""
+        return PartWritten(worker(self.options).write(_attempt(_stream_key()), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Publish what the tasks of the micro-batch staged."""
+        key = _key_of(messages, batchId)
+        if key is not None:
+            publish(self.options, key, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Drop what the tasks of the micro-batch staged, if one of them came far enough to name the query."""
+        key = _key_of(messages, batchId)
+        if key is not None:
+            discard(self.options, key)
+
+
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
+    return [message.part for message in messages if isinstance(message, PartWritten)]
+
+
+def _key_of(messages: Sequence[WriterCommitMessage | None], number: int) -> BatchKey | None:
+    return next((BatchKey(part.attempt.key.source, number) for part in _parts(messages)), None)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise RuntimeError("format batchqueue: write was called outside of a Spark task")
+    return context
+
+
+def _attempt(key: BatchKey) -> Attempt:
+    # Spark counts task attempts anew in each application: what an earlier one staged must not be taken for this one's.
+    context = _context()
+    return Attempt(key, context.partitionId(), f"{context.taskAttemptId()}-{uuid.uuid4().hex[:12]}")
+
+
+def _stream_key() -> BatchKey:
+    context = _context()
+    query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
+    if not query or not batch:
+        raise RuntimeError("format batchqueue: Spark does not tell the task its streaming query and batch")
+    return BatchKey(query, int(batch))
+
+
+def publish(options: Options, key: BatchKey, messages: Sequence[WriterCommitMessage | None]) -> bool:
+    """Make a batch visible; False if it had been before."""
+    parts = _parts(messages)
+    sink = read_options(options).make()
+    fresh = True
+    if isinstance(sink, StagingSink):
+        fresh = asyncio.run(sink.publish(key, [part.attempt for part in parts]))
+    log.info(
+        "spark_batch_published",
+        batch=str(key),
+        fresh=fresh,
+        parts=len(parts),
+        rows=sum(part.rows for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        seconds=round(sum(part.seconds for part in parts), 3),
+    )
+    return fresh
+
+
+def discard(options: Options, key: BatchKey) -> None:
+    """Drop what was staged for a batch."""
+    sink = read_options(options).make()
+    if isinstance(sink, StagingSink):
+        asyncio.run(sink.discard(key))
+    log.warning("spark_batch_aborted", batch=str(key))

@@ -1,0 +1,62 @@
+"""Record batches into a queue, from a thread, until all of them are handled or one failed."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from batchqueue_async.errors import DeliveryError, Failure, QueueClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from batchqueue_async.runtime.sync_queue import SyncQueue
+    from batchqueue_async.spark.route import Route
+
+
+class Fed(NamedTuple):
+    """What went through the queue: rows, and bytes of Arrow data."""
+
+    rows: int = 0
+    bytes: int = 0
+
+
+def feed(
+    what: str,
+    batches: Generator[Any],
+    *,
+    queue: SyncQueue[Any],
+    route: Route,
+    convert: Callable[[Any], list[Any]],
+    unit: int,
+) -> Fed:
+    """Put rows into the queue, at most `unit` at once, and return when the route has handled all of them.
+
+    Raises:
+        DeliveryError: the route failed; what is left was not put in, or dropped by the route.
+    """
+    handed = rows = size = 0
+    try:
+        with closing(batches):
+            for batch in batches:
+                for start in range(0, batch.num_rows, unit):
+                    items = convert(batch.slice(start, unit))
+                    handed += len(items)
+                    queue.produce_many(items)
+                    if route.failure is not None:
+                        break
+                rows += batch.num_rows
+                size += batch.nbytes
+                if route.failure is not None:
+                    break
+    finally:
+        with suppress(QueueClosedError):  # the count tells
+            queue.flush()  # nothing of this batch may come into the next one
+    error = route.failure
+    if error is None and route.taken < handed:
+        error = QueueClosedError(f"only {route.taken} of {handed} items reached the handler before the queue closed")
+    if error is not None:
+        raise DeliveryError(
+            f"{what}: its rows were not handled: {type(error).__qualname__}: {error}", [Failure((), error)]
+        ) from error
+    return Fed(rows, size)

@@ -1,0 +1,133 @@
+"""What streaming queries do, counted: rows, batch durations and lag, fed by Spark's own progress reports."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from batchqueue_async import log
+from batchqueue_async.queue.stats import Distribution, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStats:
+    """One streaming query so far.
+
+    Attributes:
+        name: the query's name, or its id.
+        batches: micro-batches reported.
+        rows: rows that went into them.
+        rows_per_second: the rate of the last one that had rows.
+        durations: seconds that each micro-batch took, its delivery included.
+        lag: seconds from the start of each micro-batch to its delivery, as told by Spark's report.
+        event_lag: seconds from the newest event of each micro-batch to its delivery; empty without event time.
+        watermark: the query's watermark, in seconds since the epoch; None without one.
+        active: whether it still runs.
+        failed: whether it ended with an error.
+    """
+
+    name: str
+    batches: int
+    rows: int
+    rows_per_second: float
+    durations: Distribution
+    lag: Distribution
+    event_lag: Distribution
+    watermark: float | None
+    active: bool
+    failed: bool
+
+
+class _Tally:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.batches = self.rows = 0
+        self.rate = 0.0
+        self.durations = Histogram()
+        self.lag = Histogram()
+        self.event_lag = Histogram()
+        self.watermark: float | None = None
+        self.active, self.failed = True, False
+
+    def stats(self) -> QueryStats:
+        return QueryStats(
+            name=self.name,
+            batches=self.batches,
+            rows=self.rows,
+            rows_per_second=self.rate,
+            durations=self.durations.summary(),
+            lag=self.lag.summary(),
+            event_lag=self.event_lag.summary(),
+            watermark=self.watermark,
+            active=self.active,
+            failed=self.failed,
+        )
+
+
+def epoch(text: str | None) -> float | None:
+    """Spark's time texts as seconds since the epoch.
+
+    Example:
+        >>> epoch("1970-01-01T00:01:00.500Z")
+        60.5
+    """
+    return None if not text else datetime.fromisoformat(text).timestamp()
+
+
+class QueryListener(StreamingQueryListener):
+    """Counts what every query of a session does: `spark.streams.addListener(QueryListener())`.
+
+    Spark calls it on a thread of its own; `stats` may be asked from any.
+    """
+
+    def __init__(self, now: Callable[[], float] = lambda: datetime.now(UTC).timestamp()) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._tallies: dict[str, _Tally] = {}
+
+    def stats(self) -> dict[str, QueryStats]:
+        """The queries seen, by their ids."""
+        with self._lock:
+            return {query: tally.stats() for query, tally in self._tallies.items()}
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Spark tells of a query that starts, maybe again."""
+        with self._lock:
+            tally = self._tallies.setdefault(str(event.id), _Tally(event.name or str(event.id)))
+            tally.active, tally.failed = True, False
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Spark tells of a micro-batch that is done."""
+        progress = event.progress
+        seconds = progress.batchDuration / 1000
+        times: dict[str, str] = dict(progress.eventTime or {})
+        now = self._now()
+        started, newest = epoch(progress.timestamp), epoch(times.get("max"))
+        with self._lock:
+            tally = self._tallies.setdefault(str(progress.id), _Tally(progress.name or str(progress.id)))
+            tally.batches += 1
+            tally.rows += progress.numInputRows
+            tally.rate = progress.processedRowsPerSecond if progress.numInputRows else tally.rate
+            tally.durations.record(max(seconds, 0.001))
+            tally.lag.record(max(now - (started or now), 0.001))
+            if newest is not None:
+                tally.event_lag.record(max(now - newest, 0.001))
+            tally.watermark = epoch(times.get("watermark"))
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Spark tells of a query that has nothing to do."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Spark tells of a query that ended."""
+        with self._lock:
+            tally = self._tallies.setdefault(str(event.id), _Tally(str(event.id)))
+            tally.active, tally.failed = False, event.exception is not None
+        if event.exception is not None:
+            log.warning("spark_query_failed", query=tally.name, batches=tally.batches)

@@ -1,0 +1,1 @@
+"""The Spark parts beside bare Spark."""

@@ -1,0 +1,102 @@
+"""Sinks and handlers that the Python workers of the tests' Spark import by name."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from batchqueue_async.sinks.jsonl import JsonLinesSink
+from batchqueue_async.sinks.sqlite import SqliteSink
+
+
+class FailingPublish(SqliteSink):
+    """Fails its first publication, and then each second one."""
+
+    async def publish(self, key, attempts):
+        marker = Path(f"{self.path}.failed")
+        if not marker.exists():
+            marker.touch()
+            raise OSError("the commit fails")
+        return await super().publish(key, attempts)
+
+
+def failing_publish(options):
+    return FailingPublish(options["path"])
+
+
+class SlowStage:
+    """Waits in each send, and tells by a file that it does."""
+
+    def __init__(self, inner, flag):
+        self.inner = inner
+        self.flag = flag
+
+    async def open(self):
+        await self.inner.open()
+
+    async def send(self, batch):
+        await self.inner.send(batch)
+        fresh = Path(f"{self.flag}.{os.getpid()}")
+        fresh.write_text(str(os.getpid()))
+        fresh.replace(self.flag)  # whole, or not there
+        while Path(f"{self.flag}.wait").exists():
+            time.sleep(0.01)
+
+    async def close(self):
+        await self.inner.close()
+
+
+class Slow(SqliteSink):
+    flag = ""
+
+    def stage(self, attempt):
+        return SlowStage(super().stage(attempt), self.flag)
+
+
+def slow(options):
+    sink = Slow(options["path"])
+    sink.flag = options["flag"]
+    return sink
+
+
+def into_a_file_per_worker(options):
+    """A handler that writes to a file of its process."""
+    directory = Path(options["path"])
+
+    async def handle(batch):
+        with (directory / f"{os.getpid()}.txt").open("a") as file:
+            file.writelines(f"{each['value']}\n" for each in batch)
+
+    return handle
+
+
+def failing_handler(options):
+    async def handle(batch):
+        raise LookupError("the shelf is empty")
+
+    return handle
+
+
+def plain_jsonl(options):
+    """JSON lines without staging, one file for each process."""
+    sink = JsonLinesSink(Path(options["path"]) / f"{os.getpid()}.jsonl")
+
+    class Plain:
+        open = sink.open
+        send = sink.send
+        close = sink.close
+
+    return Plain()
+
+
+def neither(options):
+    return 7
+
+
+async def no_op(batch):
+    """Does nothing."""
+
+
+def no_op_factory(options):
+    return no_op
