@@ -1,5 +1,8 @@
-"""What the durable queue's tests stand on: a file system that records every call and can be crashed anywhere, faults, and a
-runner that does the I/O on the loop itself, so that a run is the same each time."""
+"""What the durable queue's tests stand on.
+
+A file system that records every call and can be crashed anywhere, faults, and a runner that does the I/O on the loop
+itself, so that a run is the same each time.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from batchqueue_async.durable import DurableConfig, DurableQueue
 from batchqueue_async.errors import LockedError
+
+if TYPE_CHECKING:
+    from random import Random
 
 ROOT = Path("/queue")
 
@@ -327,7 +332,7 @@ class GatedRunner(InlineRunner):
     """Holds calls back while `shut` is set, so that a test decides what the writer has and what waits for it."""
 
     shut = False
-    held: list[Callable[[], None]] = []
+    held: ClassVar[list[Callable[[], None]]] = []
 
     def submit(
         self, call: Callable[..., Any], *arguments: Any, done: Callable[[Any, BaseException | None], None]
@@ -364,6 +369,13 @@ async def drain(queue: DurableQueue, *, ack: bool = False, most: int = 1_000) ->
         if ack:
             await lease.ack()
     return found
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Return when `condition` holds: for what a timer or a thread of the queue does by itself."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the queue has no event for its own insides
+            await asyncio.sleep(0.002)
 
 
 def io_error(number: int = errno.EIO) -> OSError:

@@ -103,5 +103,6 @@ class Admission:
             f"durable queue {self._path}: no room for {records} records in {size} bytes ({reason}): "
             f"{state.records} records, {state.disk_bytes + state.extra_bytes} bytes on disk, "
             f"{state.free_bytes} bytes free, max_records={config.max_records}, "
-            f"max_bytes={config.max_bytes}, min_free_bytes={config.min_free_bytes}; raise the quota, or lease and ack faster"
+            f"max_bytes={config.max_bytes}, min_free_bytes={config.min_free_bytes}; "
+            "raise the quota, or lease and ack faster"
         )

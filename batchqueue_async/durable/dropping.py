@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop
+from heapq import heapify
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable import acklog
@@ -29,23 +29,33 @@ class Dropper:
             while dropped < wanted and (new := self._drop_next(wanted - dropped)):
                 dropped += new
             return dropped > 0
-        oldest = state.backlog.oldest()
-        if oldest is None and not state.delayed:
+        oldest, delayed = self._oldest()
+        if delayed is not None:
+            return self._drop_segment(state.place(delayed[1].frame)[0]) > 0
+        if oldest is None:
             return False
-        number = self._segment_of(oldest) if oldest is not None else state.place(state.delayed[0][1].frame)[0]
+        number = oldest.segment if isinstance(oldest, Extent) else state.place(oldest.frame)[0]
         return self._drop_segment(number) > 0
 
-    def _segment_of(self, item: Run | Extent) -> int:
+    def _oldest(self) -> tuple[Run | Extent | None, tuple[float, Run] | None]:
+        """What holds the oldest record that isn't leased: in the backlog, or delayed, which then is the second."""
         state = self._state
-        return item.segment if isinstance(item, Extent) else state.place(item.frame)[0]
+        oldest = state.backlog.oldest()
+        delayed = min(state.delayed, key=lambda entry: entry[1].seq, default=None)
+        if delayed is None or oldest is None:
+            return oldest, delayed
+        first = oldest.first if isinstance(oldest, Extent) else oldest.seq
+        return (oldest, None) if first < delayed[1].seq else (None, delayed)
 
     def _drop_next(self, most: int) -> int:
         state = self._state
-        oldest = state.backlog.oldest()
+        oldest, delayed = self._oldest()
+        if delayed is not None:
+            state.delayed.remove(delayed)
+            heapify(state.delayed)
+            return self._drop_delayed([delayed])
         if oldest is None:
-            if not state.delayed:
-                return 0
-            return self._drop_delayed([heappop(state.delayed)])
+            return 0
         if isinstance(oldest, Run):
             return state.drop(state.backlog.cut_out(oldest.seq, min(oldest.end, oldest.seq + most)), "oldest")
         return self._drop_extent(oldest, oldest.first, min(oldest.stop, oldest.first + most), "oldest")

@@ -72,13 +72,6 @@ class RangeSet:
             low = highs[at]
             at += 1
 
-    def overlaps(self, low: int, high: int) -> bool:
-        """Whether any of [low, high) is in the set."""
-        if not self.count:
-            return False
-        at = bisect_right(self._highs, low)
-        return at < len(self._lows) and self._lows[at] < high
-
     def split(self, at: int) -> RangeSet:
         """Take out everything from `at` on, and return it."""
         tail = RangeSet()

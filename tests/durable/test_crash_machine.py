@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from durable_kit import ROOT, RecordingFiles, SteppedLoop, opened
@@ -13,7 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from batchqueue_async.durable import DurableQueue, Lease
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from batchqueue_async.durable import DurableQueue, Lease
 
 SMALL = {"segment_bytes": 700, "memory_bytes": 400, "memory_blocks": 4, "write_buffer": 200}
 
@@ -98,7 +100,7 @@ class Work:
             self.confirmed[seq] = (payload, moment, level == "always")
 
     async def check(self, files: RecordingFiles, moment: int, *, power: bool) -> None:
-        """Recover from `files`, what a crash at `moment` has left, and compare what is delivered with what was promised."""
+        """Recover from what a crash at `moment` has left, and compare what is delivered with what was promised."""
         delivered: dict[int, bytes] = {}
         async with opened(files, **self.options) as queue:
             before = queue.stats().records

@@ -1,4 +1,4 @@
-"""A small queue's files, damaged in every way that fits on a page: no crash, no hang, no wrong payload, no large allocation."""
+"""A small queue's files, damaged in every way: no crash, no hang, no wrong payload, no large allocation."""
 
 from __future__ import annotations
 

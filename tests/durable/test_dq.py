@@ -10,7 +10,7 @@ import pickle
 import tracemalloc
 
 import pytest
-from durable_kit import ROOT, RecordingFiles, drain, flip, io_error, opened, segments
+from durable_kit import ROOT, RecordingFiles, drain, eventually, flip, io_error, opened, segments
 
 from batchqueue_async.durable import DurableConfig, DurableQueue
 from batchqueue_async.durable import format as fmt
@@ -64,8 +64,7 @@ async def test_dq_3_the_interval_timer_fires_when_the_queue_is_idle():
     files = RecordingFiles()
     async with opened(files, durability="interval", sync_interval=0.01) as queue:
         await queue.put(b"idle")
-        while not queue.stats().syncs:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: queue.stats().syncs)
         lost = files.all_unsynced_lost(len(files.log))
     async with opened(lost) as again:
         assert list((await drain(again)).values()) == [b"idle"]
@@ -75,8 +74,7 @@ async def test_dq_3_a_stale_os_queue_is_synced_too():
     files = RecordingFiles()
     async with opened(files, durability="os", stale_flush=0.01) as queue:
         await queue.put(b"stale")
-        while not queue.stats().syncs:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: queue.stats().syncs)
         assert list((await drain(await opened(files.all_unsynced_lost(len(files.log))))).values()) == [b"stale"]
 
 
@@ -249,8 +247,7 @@ async def test_dq_13_a_descriptor_is_never_used_after_a_failed_sync(level):
 
         files.fault = fault
         seqs = [await queue.put(b"during"), await queue.put(b"after")]
-        while queue.stats().sync_errors == 0 or queue.stats().syncs < 1:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: queue.stats().sync_errors and queue.stats().syncs)
         assert seqs == [2, 3]
         later = files.calls[broken[0] :]
         assert [
@@ -335,7 +332,7 @@ async def test_reject_and_block_timeout_say_so():
     for options in ({"overflow": "reject"}, {"block_timeout": 0.0}):
         files = RecordingFiles(capacity=2_000)
         async with opened(files, path=ROOT, **options) as queue:
+            await queue.put(bytes(300))
             with pytest.raises(DiskFullError):
-                while True:
-                    await queue.put(bytes(300))
+                await asyncio.gather(*(queue.put(bytes(300)) for _ in range(8)))
             assert len(await drain(queue, ack=True)) >= 1

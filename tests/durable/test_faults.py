@@ -1,4 +1,4 @@
-"""Every call of the file system fails in turn, with every error that matters: what was confirmed stays, and nothing hangs."""
+"""Every call of the file system fails in turn, with every error that matters: what was confirmed stays, no hang."""
 
 from __future__ import annotations
 

@@ -73,11 +73,9 @@ def test_kills_lose_nothing(tmp_path, capsys):
         oracle.read(bytes(output))
         asyncio.run(oracle.check(tmp_path / "queue", number_of))
         assert not oracle.lost, f"seed {seed}, kill {kill}: lost {sorted(oracle.lost)[:10]}"
+    counts = f"{len(oracle.confirmed)} records confirmed, {oracle.checked} checked, {len(oracle.lost)} lost"
     with capsys.disabled():
-        confirmed = len(oracle.confirmed)
-        print(
-            f"\n{KILLS} kills (seed {seed}): {confirmed} records confirmed, {oracle.checked} checked, {len(oracle.lost)} lost"
-        )
+        sys.stdout.write(f"\n{KILLS} kills (seed {seed}): {counts}\n")
     assert oracle.confirmed
     assert oracle.released
 

@@ -8,9 +8,10 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from durable_kit import ROOT, GatedRunner, RecordingFiles, drain, opened
+from durable_kit import ROOT, GatedRunner, RecordingFiles, drain, eventually, opened
 
 from batchqueue_async.durable import DurableConfig, DurableQueue, compression
 from batchqueue_async.durable.config import memory_limit
@@ -23,13 +24,6 @@ from batchqueue_async.errors import (
     RecordTooLargeError,
     WrongLoopError,
 )
-
-
-async def eventually(condition) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
-
 
 # Leases
 
@@ -194,7 +188,7 @@ async def test_by_key_looks_only_so_far_ahead():
         lease = await queue.lease(1)
         assert not await queue.lease(wait=0)
         await lease.ack()
-        assert [record.payload for record in (await queue.lease(20)).records][0] == b"a1"
+        assert (await queue.lease(20)).records[0].payload == b"a1"
 
 
 # Room
@@ -350,7 +344,7 @@ async def test_puts_that_wait_together_share_one_sync():
     async with opened(files) as queue:
         seqs = await asyncio.gather(*(queue.put(b"%d" % number) for number in range(100)))
         assert seqs == list(range(1, 101))
-        assert sum(op.kind == "sync" for op in files.log) == 1
+        assert sum(op.kind == "sync" for op in files.log) == 2, "one for the new segment's header, one for them all"
 
 
 async def test_a_put_cancelled_before_the_writer_has_it_is_not_put():
@@ -522,11 +516,16 @@ asyncio.run(main())
     assert ForkedError.__doc__
 
 
+def open_files() -> int:
+    place = Path("/proc/self/fd")
+    return len(list(place.iterdir())) if place.is_dir() else 0
+
+
 async def test_no_threads_and_no_files_are_left(tmp_path):
     import threading
 
     threads = threading.active_count()
-    files = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    files = open_files()
     for _ in range(3):
         async with DurableQueue.open(tmp_path) as queue:
             await queue.put(b"x")
@@ -534,8 +533,7 @@ async def test_no_threads_and_no_files_are_left(tmp_path):
             await lease.dead_letter("x")
     gc.collect()
     assert threading.active_count() == threads
-    if files:
-        assert len(os.listdir("/proc/self/fd")) == files
+    assert open_files() == files
 
 
 # Dead letters
@@ -671,3 +669,102 @@ async def test_stats_count_everything_of_the_document():
         assert stats.free_bytes
         assert 0 < stats.utilization < 1
         assert set(stats.seconds) == {"write", "sync", "hints"}
+
+
+# What leaves the memory while it waits
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+async def test_returned_records_beyond_the_window_are_read_again(order):
+    files = RecordingFiles()
+    async with opened(files, memory_bytes=50, order=order) as queue:
+        for number in range(10):
+            await queue.put(b"%02d" % number + bytes(20))
+        leases = [await queue.lease(1, wait=0) for _ in range(10)]
+        for lease in leases:
+            await lease.nack()
+        assert queue.stats().memory_bytes <= 66
+        found = await drain(queue)
+        assert sorted(found) == list(range(1, 11))
+        assert list(found) == sorted(found, reverse=order == "freshest")
+
+
+async def test_returned_records_that_were_damaged_meanwhile_are_counted_not_delivered():
+    files = RecordingFiles()
+    async with opened(files, memory_bytes=50) as queue:
+        await queue.put_many([b"%02d" % number + bytes(20) for number in range(10)])
+        await queue.put_many([b"gone %d" % number for number in range(3)])
+        leases = [await queue.lease(1, wait=0) for _ in range(11)]
+        for lease in leases:
+            await lease.nack()
+        (data,) = [files.nodes[node] for path, node in files.entries.items() if path.suffix == ".bqs"]
+        data[data.index(b"05") : data.index(b"05") + 1] = b"x"
+        at = data.index(b"gone 0")
+        data[at - 60 : at - 40] = bytes(20)
+        found = await drain(queue)
+        assert 6 not in found
+        assert set(range(1, 11)) - {6} <= set(found)
+        assert queue.stats().damaged + len(found) == 13
+
+
+async def test_a_read_error_of_returned_records_keeps_them_for_the_next_run():
+    files = RecordingFiles()
+    async with opened(files, memory_bytes=1) as queue:
+        await queue.put(b"first")
+        lease = await queue.lease()
+        await lease.nack()
+        files.fault = lambda call, path: OSError(5, "input/output error") if call == "read" else None
+        assert not await queue.lease(wait=0)
+        assert queue.stats().unreadable == 1
+        files.fault = None
+    async with opened(files.snapshot()) as queue:
+        assert list((await drain(queue)).values()) == [b"first"]
+
+
+async def test_drop_oldest_by_bytes_reaches_memory_disk_returned_and_delayed_records():
+    files = RecordingFiles()
+    async with opened(files, max_bytes=12_000, overflow="drop_oldest", memory_bytes=1_000) as queue:
+        for number in range(8):
+            await queue.put(b"%02d" % number + bytes(500))
+        first, second, third = [await queue.lease(1, wait=0) for _ in range(3)]
+        await first.nack()
+        await second.nack(delay=1_000)
+        for number in range(40):
+            await queue.put(b"%02d" % number + bytes(500))
+        assert files.used() <= 12_000
+        assert third.unsettled == 1
+        assert queue.stats().delayed == 0
+        found = await drain(queue)
+        assert 1 not in found
+        assert 2 not in found
+        assert max(found) == 48
+        await third.ack()
+
+
+async def test_drop_oldest_by_key_lets_the_held_records_go():
+    async with opened(order="key", key=lambda payload: payload[:1], max_records=3, overflow="drop_oldest") as queue:
+        await queue.put_many([b"a1", b"a2"])
+        lease = await queue.lease(1)
+        assert not await queue.lease(wait=0)
+        await lease.nack(delay=1_000)
+        await queue.put_many([b"b1", b"b2"])
+        assert queue.stats().dropped == {"oldest": 1}
+        assert sorted((await drain(queue)).values()) in ([b"a2", b"b1", b"b2"], [b"b1", b"b2"], [b"a2", b"b2"])
+
+
+async def test_a_blocked_put_on_a_full_disk_times_out():
+    files = RecordingFiles(capacity=3_000)
+    async with opened(files, block_timeout=0.01) as queue:
+        results = await asyncio.gather(*(queue.put(bytes(700)) for _ in range(6)), return_exceptions=True)
+        results += await asyncio.gather(*(queue.put(bytes(700)) for _ in range(6)), return_exceptions=True)
+        assert any(isinstance(result, DiskFullError) for result in results)
+        assert len(await drain(queue)) == queue.stats().put
+
+
+async def test_a_fault_of_the_writer_itself_leaves_nobody_waiting(monkeypatch):
+    async with opened() as queue:
+        monkeypatch.setattr(queue._pump._writer, "run", lambda work: 1 // 0)
+        with pytest.raises(DurableQueueError, match="ZeroDivisionError"):
+            await queue.put(b"x")
+        monkeypatch.undo()
+        assert await queue.put(b"y") == 1

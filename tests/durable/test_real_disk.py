@@ -87,7 +87,7 @@ async def test_a_read_only_directory_is_refused_with_its_reason(tmp_path):
     with mounted(tmp_path / "small", "size=1m") as place:
         async with DurableQueue.open(place / "queue") as queue:
             await queue.put(b"x")
-        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+        await asyncio.to_thread(subprocess.run, ["mount", "-o", "remount,ro", str(place)], check=True)
         with pytest.raises(DurableQueueError, match="Read-only"):
             await DurableQueue.open(place / "queue")
 

@@ -17,16 +17,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.durable import DurableConfig, DurableQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 RESULTS = Path("bench-results")
 KB = os.urandom(1024)
 PRODUCERS = 256
+
+
+def say(text: str, end: str = "\n") -> None:
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
 
 
 class Bench:
@@ -48,7 +55,7 @@ class Bench:
         shown = f"{rate:>12,.0f} {unit:<10}"
         if ratio is not None:
             shown += f" {ratio:6.2f}x" + (f" of a wanted {target:.2f}x" if target else "")
-        print(f"{what:<52} {shown}  {note}", flush=True)
+        say(f"{what:<52} {shown}  {note}")
 
     def count(self, full: int) -> int:
         return max(1, int(full * self.scale))
@@ -205,9 +212,8 @@ def sqlite_many(bench: Bench, calls: int) -> float:
 # put + lease + ack, os
 
 
-def ours_through(
-    bench: Bench, count: int, batch: int, size: int, note: list[str], lag: list[float] | None = None
-) -> float:
+def ours_through(bench: Bench, count: int, shape: tuple[int, int], note: list[str], lag: list[float]) -> float:
+    batch, size = shape
     payloads = [os.urandom(size) for _ in range(batch)]
 
     async def main() -> float:
@@ -231,7 +237,7 @@ def ours_through(
                     await lease.ack()
 
             async def watch() -> None:
-                while lag is not None and got < count:
+                while got < count:
                     start = loop.time()
                     await asyncio.sleep(0.001)
                     lag.append(loop.time() - start - 0.001)
@@ -256,7 +262,7 @@ def victoriametrics(bench: Bench, size: int, count: int) -> float | None:
         [go, "build", "-o", str(binary), "."], cwd=HERE / "victoriametrics", capture_output=True, check=False
     )
     if built.returncode:
-        print(f"victoriametrics is left out: {built.stderr.decode()[-300:]}")
+        say(f"victoriametrics is left out: {built.stderr.decode()[-300:]}")
         return None
     command = [str(binary), str(bench.fresh()), str(size), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
@@ -321,8 +327,8 @@ def run(bench: Bench) -> dict[str, Any]:
     note: list[str] = []
     costs = sync_cost(bench)
     system = subprocess.run(["stat", "-f", "-c", "%T", str(bench.place)], capture_output=True, text=True, check=False)
-    print(f"file system: {system.stdout.strip()}; fdatasync after a write of ", end="")
-    print(", ".join(f"{size}: {seconds * 1e6:.0f} us" for size, seconds in costs.items()))
+    say(f"file system: {system.stdout.strip()}; fdatasync after a write of ", end="")
+    say(", ".join(f"{size}: {seconds * 1e6:.0f} us" for size, seconds in costs.items()))
 
     count = bench.count(60_000)
     bare = bench.best(lambda: bare_loop(bench, count))
@@ -346,7 +352,7 @@ def run(bench: Bench) -> dict[str, Any]:
     for size, batch, total in ((1_024, 100, 300_000), (100 * 1_024, 1, 6_000)):
         count = bench.count(total)
         lag: list[float] = []
-        rate = bench.best(lambda: ours_through(bench, count, batch, size, note, lag))  # noqa: B023 - called at once
+        rate = bench.best(lambda: ours_through(bench, count, (batch, size), note, lag))  # noqa: B023 - called at once
         go_rate = victoriametrics(bench, size, count)
         what = f"put + lease + ack, {size // 1024} KB, batches of {batch}, os"
         if go_rate is not None:
