@@ -38,6 +38,7 @@ from batchqueue_async.errors import (
     PermanentError,
     QueueClosedError,
     QueueExistsError,
+    QueueFullError,
     RecordTooLargeError,
     RetryableError,
     SinkError,
@@ -45,6 +46,18 @@ from batchqueue_async.errors import (
     UnhandledTypeError,
     WrongLoopError,
 )
+from batchqueue_async.export.config import (
+    AdaptivePolicy,
+    BatchPolicy,
+    BreakerPolicy,
+    ExportConfig,
+    FailoverPolicy,
+    RetryBudget,
+    RetryPolicy,
+    SplitPolicy,
+)
+from batchqueue_async.export.exporter import Exporter
+from batchqueue_async.export.stats import ExporterStats, ExportReport, GivenUp
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
 from batchqueue_async.queue.adapters import in_process, in_thread
 from batchqueue_async.queue.balancer import throughput_weighted
@@ -60,10 +73,13 @@ from batchqueue_async.runtime.sync_queue import SyncQueue
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptivePolicy",
     "AuthError",
+    "BatchPolicy",
     "BatchQueue",
     "BatchQueueError",
     "BatchQueueManager",
+    "BreakerPolicy",
     "BufferStrategy",
     "ConfigError",
     "Consumer",
@@ -75,8 +91,14 @@ __all__ = [
     "DrainBalancer",
     "DurableQueueError",
     "ErrorHandler",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
     "Failure",
     "ForkedError",
+    "GivenUp",
     "Handler",
     "ItemDroppedError",
     "LockedError",
@@ -87,14 +109,18 @@ __all__ = [
     "QueueClosedError",
     "QueueConfig",
     "QueueExistsError",
+    "QueueFullError",
     "QueueStats",
     "RecordTooLargeError",
+    "RetryBudget",
+    "RetryPolicy",
     "RetryableError",
     "Scheduler",
     "Selector",
     "SharedScheduler",
     "ShutdownReport",
     "SinkError",
+    "SplitPolicy",
     "SyncBridge",
     "SyncQueue",
     "TooLargeError",

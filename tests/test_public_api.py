@@ -65,6 +65,19 @@ NAMES = [
     "UnhandledTypeError",
     "WorkerStats",
     "run",
+    "AdaptivePolicy",
+    "BatchPolicy",
+    "BreakerPolicy",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
+    "GivenUp",
+    "QueueFullError",
+    "RetryBudget",
+    "RetryPolicy",
+    "SplitPolicy",
 ]
 
 SIGNATURES = {
@@ -120,6 +133,11 @@ SIGNATURES = {
     "SyncQueue.flush": "(timeout=None)",
     "SyncQueue.shutdown": "(timeout=None)",
     "SyncQueue.produce_async": "async (item, timeout=None)",
+    # export
+    "Exporter.consume": "async (batch)",
+    "Exporter.flush": "async (timeout=None)",
+    "Exporter.stats": "()",
+    "Exporter.shutdown": "async (timeout=None)",
     # errors
     "RetryableError": "(message='', *, retry_after=None)",
     "DeliveryError": "(message, failures=())",

@@ -10,7 +10,8 @@ A sink says what it can do by having the methods; whoever holds it asks with `is
 | `StagingSink` | `stage`, `publish`, `discard` | the same over many processes: each stages, one publishes |
 
 What a sink raises says how its failure is to be treated: `RetryableError`, `PermanentError`, `TooLargeError`,
-`AuthError`; anything else counts as permanent. A sink is used by one event loop. It may be opened again after it was
+`AuthError`. Anything else counts as permanent, but for an `OSError` (`ConnectionError` and `TimeoutError` are such) or
+`EOFError`, which counts as one that may pass. A sink is used by one event loop. It may be opened again after it was
 closed, and pickled before it is opened.
 
 Its calls are made one at a time, unless it says that its sends may overlap, by the class attribute `concurrent = True`:
