@@ -79,6 +79,10 @@ class Breaker:
         self._generation += 1
         return self._generation
 
+    def is_valid(self, ticket: int) -> bool:
+        """Whether a ticket still lets a send pass: nothing has changed since."""
+        return ticket == self._generation and self.state != "open"
+
     def wait(self, now: float) -> float | None:
         """Seconds until it is worth to ask again: 0 is now, None is when the probe has ended."""
         if self.state == "closed":

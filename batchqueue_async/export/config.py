@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from batchqueue_async.durable.config import DurableConfig, Overflow
 from batchqueue_async.export.checks import fail, kind, number, seconds, whole
+from batchqueue_async.export.sizing import memory_share
 from batchqueue_async.policies import WorkerPolicy, available_cpus
 
 if TYPE_CHECKING:
@@ -385,6 +386,27 @@ class ExportConfig:
         if self.retry.max_attempts is None and self.retry.max_age is None:
             fail(self, "failover", "would never be used: retry has no end; set retry.max_attempts or retry.max_age")
 
+        if self.ordering == "key":
+            fail(self, "failover", "does not go with ordering='key': what comes later would pass it; leave one out")
+
+    @classmethod
+    def for_memory(
+        cls, share: float = 0.10, *, limit: int | None = None, limit_ratio: float = 0.85, **options: Any
+    ) -> ExportConfig:
+        """A configuration whose send queue may take a share of what the process may use.
+
+        Args:
+            share: the part of the usable memory for `max_bytes`.
+            limit: the memory limit in bytes; by default the control group's, or the machine's memory.
+            limit_ratio: the part of the limit that counts as usable.
+            options: the other fields.
+
+        Example:
+            >>> ExportConfig.for_memory(0.10, limit=1_000_000_000).max_bytes
+            85000000
+        """
+        return cls(max_bytes=memory_share(share, limit=limit, limit_ratio=limit_ratio), **options)
+
     @property
     def worker_count(self) -> int:
         """The workers, on this machine."""
@@ -395,6 +417,8 @@ class ExportConfig:
         """The most sends under way over all, on this machine."""
         if self.max_sends is not None:
             return self.max_sends
+        if self.split is not None:
+            return max(SENDS_PER_CORE * available_cpus(), self.split.sender_count * self.split.sends_per_sender)
         most = self.worker_count if self.adaptive is None else max(self.worker_count, self.adaptive.most)
         return max(SENDS_PER_CORE * available_cpus(), most * self.sends_per_worker)
 

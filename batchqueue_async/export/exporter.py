@@ -25,11 +25,14 @@ from batchqueue_async.errors import (
 )
 from batchqueue_async.export.config import ExportConfig
 from batchqueue_async.export.delivery import Courier
+from batchqueue_async.export.failover import Failover
 from batchqueue_async.export.feeding import Feeder
 from batchqueue_async.export.gate import Gate
 from batchqueue_async.export.memory_queue import MemoryQueue
 from batchqueue_async.export.outcome import Verdict, judge
+from batchqueue_async.export.pipeline import Pipeline
 from batchqueue_async.export.retry import Backoff, Budget
+from batchqueue_async.export.scaling import Scaler, moved
 from batchqueue_async.export.send_queue import DiskQueue, decoder, durable_config, record_key
 from batchqueue_async.export.stats import Counts, ExporterStats, ExportReport
 from batchqueue_async.queue.dispatch import describe
@@ -109,7 +112,12 @@ class Exporter:
         self._closing: asyncio.Task[ExportReport] | None = None
         self._disk: DurableQueue | None = None
         self._workers = config.worker_count
+        self._scaler = None if config.adaptive is None else Scaler(config.adaptive, self._workers)
+        self._alpha = _EWMA if config.adaptive is None else config.adaptive.alpha
         self._most_sends = config.send_limit if is_concurrent(sink) else 1
+        self._failover = None if config.failover is None else Failover(config.failover)
+        self._failing_over: asyncio.Task[None] | None = None
+        self._pipeline: Pipeline | None = None
         self._loop: asyncio.AbstractEventLoop
         self._queue: SendQueue
         self._feeder: Feeder
@@ -137,6 +145,8 @@ class Exporter:
         self._phase = "open"
         forks.watch(self)
         self._feeder.start()
+        if self._failover is not None:
+            self._failing_over = self._loop.create_task(self._fail_over(), name=f"export-{self.name}-failover")
         return self
 
     async def _open_send_queue(self) -> None:
@@ -168,8 +178,19 @@ class Exporter:
             key=record_key(config),
             on_latency=self._note_latency,
             on_failure=self._note_failure,
+            failover=None if self._failover is None else self._failover.add,
         )
         self._decode = decoder(config) if self._disk is not None else None
+        if config.split is not None:
+            self._pipeline = Pipeline(
+                config.split,
+                self.sink,
+                queue_id=queue.queue_id,
+                gate=self._gate,
+                most_sends=self._most_sends,
+                decode=self._decode,
+                deliver=self._courier.deliver,
+            )
         self._feeder = Feeder(
             name=self.name,
             queue=queue,
@@ -181,7 +202,7 @@ class Exporter:
             ready=self._ready,
             carry=self._carry,
             on_settled=self._settled,
-            more=lambda: False,
+            more=lambda: bool(self._failover),
         )
 
     async def _try_open(self, *, first: bool = False) -> BaseException | None:
@@ -271,23 +292,64 @@ class Exporter:
 
     def _limit(self) -> int:
         """The batches that may be under way now."""
-        return self._gate.limit(min(self._workers * self.config.sends_per_worker, self._most_sends))
+        workers = self._workers if self._scaler is None else self._scaler.workers
+        sends = min(workers * self.config.sends_per_worker, self._most_sends)
+        if self._pipeline is not None:
+            sends = self._pipeline.capacity
+        return self._gate.limit(sends)
 
     async def _carry(self, parcel: Parcel, leave: Pass) -> None:
+        if self._pipeline is not None:
+            await self._pipeline.carry(parcel, leave)
+            return
         if self._decode is not None:
             parcel.decode(self._decode)
         await self._courier.deliver(parcel, leave)
 
     def _note_latency(self, seconds: float) -> None:
-        was = self._counts.latency
-        self._counts.latency = seconds if was is None else was + _EWMA * (seconds - was)
+        self._counts.latency = moved(self._counts.latency, seconds, self._alpha)
+        if self._scaler is not None:
+            busy = self._feeder.active >= self._limit() and self._queue.records > self._queue.leased
+            self._scaler.success(seconds, self._loop.time(), busy=busy)
 
     def _note_failure(self) -> None:
-        """A failure of the destination."""
+        if self._scaler is not None:
+            self._scaler.failure(self._loop.time())
+
+    async def _fail_over(self) -> None:
+        """Look into the failover queue from time to time, and send the oldest of it."""
+        policy, failover, feeder = self.config.failover, self._failover, self._feeder
+        while policy is not None and failover is not None:
+            await asyncio.sleep(policy.interval)
+            for _ in range(policy.drain):
+                if not failover or feeder.active >= self._limit() or not await self._fail_over_one(failover):
+                    break
+
+    async def _fail_over_one(self, failover: Failover) -> bool:
+        """Whether another entry may be sent."""
+        leave = self._gate.acquire(self._loop.time()) if self._opened else None
+        if leave is None:
+            return False
+        entry = failover.take()
+        if entry is None:
+            self._gate.release(leave)
+            return False
+        self._feeder.active += 1
+        try:
+            await self._courier.deliver(entry, leave)
+        finally:
+            self._feeder.active -= 1
+            self._gate.release(leave)
+            self._counts.failover_out += entry.delivered
+            done = failover.put_back()
+            self._feeder.poke()
+            self._settled()
+        return done
 
     def _settled(self) -> None:
         if self._flushes:
-            oldest = self._queue.oldest
+            found = [self._queue.oldest, self._failover.oldest if self._failover is not None else None]
+            oldest = min([number for number in found if number is not None], default=None)
             for mark, future in self._flushes:
                 if (oldest is None or oldest >= mark) and not future.done():
                     future.set_result(None)
@@ -341,6 +403,7 @@ class Exporter:
     def stats(self) -> ExporterStats:
         """A snapshot of every count."""
         counts, gate, config = self._counts, self._gate, self.config
+        failover = self._failover
         opened = self._phase not in ("new", "opening")
         queue = self._queue if opened else None
         durable = self._disk.stats() if opened and self._disk is not None and self._phase != "forked" else None
@@ -379,17 +442,17 @@ class Exporter:
             paused=gate.auth.state != "closed",
             pauses=counts.pauses,
             workers_active=self._feeder.active if queue is not None else 0,
-            workers_total=self._workers,
-            preparers_active=counts.preparing,
+            workers_total=self._workers if self._scaler is None else self._scaler.workers,
+            preparers_active=self._pipeline.preparing if self._pipeline is not None else 0,
             senders_active=counts.sending,
             sends_in_flight=counts.sending,
             latency=counts.latency,
-            failover_records=0,
-            failover_entries=0,
-            failover_bytes=0,
+            failover_records=failover.records if failover is not None else 0,
+            failover_entries=len(failover) if failover is not None else 0,
+            failover_bytes=failover.size if failover is not None else 0,
             failover_in=counts.failover_in,
             failover_out=counts.failover_out,
-            failover_evicted=0,
+            failover_evicted=failover.evicted if failover is not None else 0,
             durable=durable,
         )
 
@@ -435,6 +498,8 @@ class Exporter:
         for _, future in self._flushes:
             if not future.done():
                 future.set_exception(QueueClosedError(f"exporter {self.name!r}: shut down before the flush was done"))
+        if self._pipeline is not None:
+            self._pipeline.close()
         await self._close_sink()
         undelivered: list[Any] = []
         on_disk = 0
@@ -444,6 +509,8 @@ class Exporter:
         elif isinstance(self._queue, MemoryQueue):
             self._queue.close()
             undelivered = self._queue.take_all()
+            if self._failover is not None:
+                undelivered = self._failover.take_all() + undelivered
         counts = self._counts
         self.report = ExportReport(
             name=self.name,
@@ -466,7 +533,7 @@ class Exporter:
         task = feeder.task
         if task is not None:
             await asyncio.wait((task,), timeout=max(0.0, deadline - self._loop.time()))
-        tasks = {each for each in (task, *feeder.tasks) if each is not None and not each.done()}
+        tasks = {each for each in (task, self._failing_over, *feeder.tasks) if each is not None and not each.done()}
         for each in tasks:
             each.cancel()
         if tasks:

@@ -51,6 +51,10 @@ class Gate:
             return None
         return Pass(health, auth)
 
+    def is_valid(self, leave: Pass) -> bool:
+        """Whether leave that was given earlier still is."""
+        return self.health.is_valid(leave.health) and self.auth.is_valid(leave.auth)
+
     def wait(self, now: float) -> float | None:
         """Seconds until it is worth to ask: 0 is now; None is when a probe has ended."""
         health, auth = self.health.wait(now), self.auth.wait(now)

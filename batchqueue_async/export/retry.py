@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 # 2.0 ** 1000 is still a float; no cap is reached later.
 _MOST_DOUBLINGS = 1000
 _SPREAD = 0.1
+# Tokens come in fractions: without some tolerance the last of them would take for ever.
+_NOISE = 1e-6
+_LEAST = 1e-3
+_HORIZON = 10.0
 
 
 class Backoff:
@@ -82,6 +86,7 @@ class Budget:
         self._policy = policy
         self._tokens = float(policy.burst)
         self._then = now
+        self._promised = 0.0
 
     def take(self, now: float) -> float:
         """Take a token: 0, or the seconds until there is one, and none was taken."""
@@ -89,10 +94,13 @@ class Budget:
         if now > self._then:
             self._add((now - self._then) * policy.per_second)
             self._then = now
-        if self._tokens >= 1.0:
+        if self._tokens >= 1.0 - _NOISE:
             self._tokens -= 1.0
             return 0.0
-        return (1.0 - self._tokens) / policy.per_second
+        # Those who wait are told different times, a token apart, or they would all return for the same one.
+        slot = max(now + (1.0 - self._tokens) / policy.per_second, self._promised + 1.0 / policy.per_second)
+        self._promised = min(slot, now + _HORIZON)
+        return max(_LEAST, self._promised - now)
 
     def give_back(self) -> None:
         """The repetition succeeded, or never was."""

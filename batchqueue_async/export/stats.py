@@ -30,7 +30,6 @@ class Counts:
         "isolations",
         "latency",
         "pauses",
-        "preparing",
         "refused",
         "retries",
         "retry_failures",
@@ -48,7 +47,7 @@ class Counts:
         self.failures: Counter[str] = Counter()
         self.splits = self.isolations = self.pauses = self.disk_full = 0
         self.failover_in = self.failover_out = 0
-        self.sending = self.preparing = 0
+        self.sending = 0
         self.backoff = 0.0
         self.latency: float | None = None
 
