@@ -46,17 +46,17 @@ from batchqueue_async.errors import (
     UnhandledTypeError,
     WrongLoopError,
 )
-from batchqueue_async.export.config import (
+from batchqueue_async.export.config import ExportConfig
+from batchqueue_async.export.exporter import Exporter
+from batchqueue_async.export.policies import (
     AdaptivePolicy,
     BatchPolicy,
     BreakerPolicy,
-    ExportConfig,
     FailoverPolicy,
     RetryBudget,
     RetryPolicy,
     SplitPolicy,
 )
-from batchqueue_async.export.exporter import Exporter
 from batchqueue_async.export.stats import ExporterStats, ExportReport, GivenUp
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
 from batchqueue_async.queue.adapters import in_process, in_thread

@@ -2,9 +2,10 @@
 
     consume --> send queue == feeder --> gate --> courier --> sink
 
-In the order of the way: `config`, `codec` (records on disk), `memory_queue` and `send_queue` (where they wait),
-`breaker` and `gate` (whether anything may be sent), `retry` (when again), `outcome` (what an error means), `parcel` (a
-batch on its way), `delivery` (one batch, until each of its records is settled), `feeding`, `exporter`.
+In the order of the way: `policies` and `config`, `codec` (records on disk), `memory_queue` and `send_queue` (where they
+wait), `breaker` and `gate` (whether anything may be sent), `retry` (when again), `scaling` (how many at once),
+`outcome` (what an error means), `parcel` (a batch on its way), `failover`, `delivery` (one batch, until each of its
+records is settled), `opening` (the sink's life), `pipeline`, `feeding`, `engine` (all of it), `exporter`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from batchqueue_async.export.config import BreakerPolicy
+    from batchqueue_async.export.policies import BreakerPolicy
 
 BreakerState = Literal["closed", "open", "half_open"]
 REFUSED = 0
@@ -23,7 +23,7 @@ class Breaker:
     """One breaker; time comes in as an argument.
 
     Example:
-        >>> from batchqueue_async.export.config import BreakerPolicy
+        >>> from batchqueue_async.export.policies import BreakerPolicy
         >>> breaker = Breaker(BreakerPolicy(threshold=1, reset_timeout=30.0))
         >>> breaker.failure(breaker.acquire(0.0), 0.0)
         >>> breaker.acquire(29.0), breaker.wait(29.0)

@@ -11,7 +11,7 @@ from batchqueue_async.export.parcel import Batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchqueue_async.export.config import FailoverPolicy
+    from batchqueue_async.export.policies import FailoverPolicy
 
 
 class Entry(Batch):

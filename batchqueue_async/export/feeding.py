@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from batchqueue_async.durable.lease import Lease
-    from batchqueue_async.export.config import BatchPolicy
     from batchqueue_async.export.gate import Gate, Pass
+    from batchqueue_async.export.policies import BatchPolicy
     from batchqueue_async.export.retry import Budget
     from batchqueue_async.export.send_queue import SendQueue
     from batchqueue_async.export.stats import Counts

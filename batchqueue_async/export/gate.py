@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.export.breaker import REFUSED, Breaker
-from batchqueue_async.export.config import BreakerPolicy
+from batchqueue_async.export.policies import BreakerPolicy
 
 if TYPE_CHECKING:
     from batchqueue_async.export.config import ExportConfig
@@ -82,6 +82,12 @@ class Gate:
         """The destination is well, and does not take our credentials."""
         self.health.success(leave.health)
         self.auth.failure(leave.auth, now)
+
+    def reset(self) -> None:
+        """Let the next send try now, whatever there was to wait for."""
+        self.health.reset()
+        self.auth.reset()
+        self.held_until = 0.0
 
     def release(self, leave: Pass) -> None:
         """The send came to no result."""

@@ -17,9 +17,9 @@ from batchqueue_async.sinks.base import PreparingSink
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from batchqueue_async.export.config import SplitPolicy
     from batchqueue_async.export.gate import Gate, Pass
     from batchqueue_async.export.parcel import Batch, Parcel
+    from batchqueue_async.export.policies import SplitPolicy
     from batchqueue_async.sinks.base import Sink
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from random import Random
 
-    from batchqueue_async.export.config import RetryBudget, RetryPolicy
+    from batchqueue_async.export.policies import RetryBudget, RetryPolicy
 
 # 2.0 ** 1000 is still a float; no cap is reached later.
 _MOST_DOUBLINGS = 1000
@@ -24,7 +24,7 @@ class Backoff:
 
     Example:
         >>> from random import Random
-        >>> from batchqueue_async.export.config import RetryPolicy
+        >>> from batchqueue_async.export.policies import RetryPolicy
         >>> backoff = Backoff(RetryPolicy(jitter=False), Random(1))
         >>> [backoff.delay(attempts) for attempts in (1, 2, 3, 10)]
         [5.0, 10.0, 20.0, 300.0]
@@ -76,7 +76,7 @@ class Budget:
     """The tokens of a `RetryBudget`.
 
     Example:
-        >>> from batchqueue_async.export.config import RetryBudget
+        >>> from batchqueue_async.export.policies import RetryBudget
         >>> budget = Budget(RetryBudget(per_second=2.0, burst=1), now=0.0)
         >>> budget.take(0.0), budget.take(0.0), budget.take(0.5)
         (0.0, 0.5, 0.0)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from batchqueue_async.export.config import AdaptivePolicy
+    from batchqueue_async.export.policies import AdaptivePolicy
 
+EWMA = 0.3
 _FORGET = 0.01
 
 
@@ -28,7 +29,7 @@ class Scaler:
     """The number of workers of one exporter.
 
     Example:
-        >>> from batchqueue_async.export.config import AdaptivePolicy
+        >>> from batchqueue_async.export.policies import AdaptivePolicy
         >>> scaler = Scaler(AdaptivePolicy(max_workers=4), 2)
         >>> scaler.success(0.05, 1.0, busy=True)
         >>> scaler.workers

@@ -149,7 +149,7 @@ async def test_ex_5_a_poison_record_ends_in_the_dead_letters_over_restarts(tmp_p
     sink = Destination(answer=lambda _: down("boom"))
     async with exporter(sink, tmp_path, retry=retry) as export:
         await export.flush()
-        (letter,) = await export._disk.dead_letters()
+        (letter,) = await export._engine.disk.dead_letters()
         assert (letter.attempts, export.stats().records) == (4, 0)
         assert letter.reason == "4 attempts, and max_attempts=4; the last was RetryableError: boom"
 
@@ -219,9 +219,7 @@ async def test_ex_7_batches_that_failed_together_return_apart(place):
 
 async def test_ex_7_a_budget_bounds_what_fails_again(place):
     sink = Destination(answer=lambda _: down())
-    retry = bq.RetryPolicy(
-        initial=0.01, max_delay=0.01, budget=bq.RetryBudget(per_second=2.0, burst=10), jitter=False
-    )
+    retry = bq.RetryPolicy(initial=0.01, max_delay=0.01, budget=bq.RetryBudget(per_second=2.0, burst=10), jitter=False)
     options = {"batch_records": 1, "breaker": bq.BreakerPolicy(enabled=False), "workers": bq.WorkerPolicy.fixed(8)}
     async with exporter(sink, place, retry=retry, **options) as export:
         await export.consume(list(range(50)))
@@ -287,7 +285,7 @@ async def test_ex_9_a_batch_that_is_too_large_is_split_down_to_the_record(limit,
         assert stats.dead_lettered == sum(len(record) > limit for record in records)
         assert stats.splits > 0
         if place is not None:
-            assert {letter.reason for letter in await export._disk.dead_letters()} == {"TooLargeError: 413"}
+            assert {letter.reason for letter in await export._engine.disk.dead_letters()} == {"TooLargeError: 413"}
 
 
 async def test_ex_9_a_destination_that_goes_down_while_a_batch_is_split(place):

@@ -349,7 +349,7 @@ async def test_memory_stays_within_its_bound_in_an_hours_outage():
                 tasks.append(len(asyncio.all_tasks()))
                 assert check(export).bytes <= limit
         tracemalloc.stop()
-        assert export._queue.most_size <= limit
+        assert export._engine.queue.most_size <= limit
         assert max(sizes) < limit + 2_000_000
         assert sizes[-1] < sizes[1] * 1.05 + 100_000
         assert max(tasks) < 15
