@@ -166,13 +166,9 @@ class Door(Routing[T], Generic[T]):
             if self.closed or ticket.epoch != self._epoch:
                 gate.leave(ticket)  # whoever looks at its ticket next finds that it has to enlist again, if it can
                 return 0
-            count = min(ticket.permits, len(items))
-            if count:
-                if not self.waking:
-                    self.wake_loop()
-                ticket.permits -= count
-                gate.inbox.extend(items[:count])
-            return count
+            if ticket.permits and items and not self.waking:
+                self.wake_loop()
+            return gate.redeem(ticket, items)
 
     def leave(self, ticket: Ticket) -> None:
         """Give up what a ticket waits for and has not used."""
