@@ -15,6 +15,7 @@ ORDER = [
     "errors",
     "log",
     "forks",
+    "fault_proxy",
     "testing",
     "policies",
     "queue",
