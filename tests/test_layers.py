@@ -25,6 +25,8 @@ ORDER = [
     "config",
     "queue.stats",
     "queue.waits",
+    "queue.buffer",
+    "queue.line",
     "queue.partition",
     "queue.moves",
     "queue.placement",

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchqueue_async.queue.batch_queue import BatchQueue
-    from batchqueue_async.queue.partition import Lane, Partition
+    from batchqueue_async.queue.buffer import Lane
+    from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.placement import Place
     from batchqueue_async.queue.producing import ThreadMark
     from batchqueue_async.runtime.gate import Ticket

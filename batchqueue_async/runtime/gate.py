@@ -15,7 +15,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async.queue.partition import Waiter
+from batchqueue_async.queue.line import Waiter
 from batchqueue_async.queue.waits import break_circle
 
 if TYPE_CHECKING:
