@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from batchqueue_async.testing import VirtualTimeLoop
 
-pytest_plugins = ["servers.fixtures"]
+pytest_plugins = ["servers.fixtures", "servers.network_fixtures"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping
