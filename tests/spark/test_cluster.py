@@ -210,25 +210,56 @@ def test_an_executor_killed_amid_a_write_leaves_exact_rows(session, cluster, tmp
     assert_df_equality(written(session, path), frame, ignore_row_order=True, ignore_nullable=True)
 
 
-def test_a_stream_through_an_executor_kill_is_exact(session, cluster, tmp_path):
-    path = tmp_path / "out.db"
-    query = (
+def stream(session, tmp_path, **options):
+    """A counting stream through the executors into out.db."""
+    return (
         session.readStream.format("rate-micro-batch")
         .option("rowsPerBatch", 100)
         .option("numPartitions", 2)
         .option("startTimestamp", 0)
         .load()
         .writeStream.format("batchqueue")
-        .options(sink="sqlite", path=str(path), checkpointLocation=str(tmp_path / "checkpoint"))
+        .options(path=str(tmp_path / "out.db"), checkpointLocation=str(tmp_path / "checkpoint"), **options)
         .start()
     )
+
+
+def reach(query, path, rows):
+    """Wait until so many rows are in."""
+    wait_for(lambda: len(select(path)) >= rows or not query.isActive)
+    assert query.exception() is None
+
+
+def test_a_stream_goes_on_through_a_killed_executor_a_failed_commit_and_a_stop(session, cluster, tmp_path):
+    """Four queries, each from the checkpoint of the one before; in the end the rows are exactly the source's."""
+    path, flag = tmp_path / "out.db", tmp_path / "flag"
+    query = stream(session, tmp_path, sink="sqlite")
     try:
-        wait_for(lambda: len(select(path)) >= 200 or not query.isActive)
+        reach(query, path, 200)
         wait_for(lambda: len(cluster.executors()) > 0)
         os.kill(cluster.executors()[0], signal.SIGKILL)
-        before = len(select(path))
-        wait_for(lambda: len(select(path)) >= before + 300 or not query.isActive)
-        assert query.exception() is None
+        reach(query, path, len(select(path)) + 300)
+    finally:
+        query.stop()
+
+    before = len(select(path))
+    query = stream(session, tmp_path, sink="spark_sinks:failing_publish")
+    with pytest.raises(Exception, match="the commit fails"):
+        query.awaitTermination(120)
+    assert len(select(path)) == before
+
+    wait = Path(f"{flag}.wait")
+    wait.touch()
+    query = stream(session, tmp_path, sink="spark_sinks:slow", flag=str(flag))
+    wait_for(lambda: flag.exists() or not query.isActive)
+    query.stop()  # amid a write
+    wait.unlink()
+    assert query.exception() is None
+    assert len(select(path)) == before
+
+    query = stream(session, tmp_path, sink="sqlite")
+    try:
+        reach(query, path, before + 200)
     finally:
         query.stop()
     rows = select(path)

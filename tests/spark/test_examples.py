@@ -8,11 +8,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from batchqueue_async.spark.listener import QueryListener
 from batchqueue_async.spark.pipeline import Load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -63,42 +61,3 @@ def test_the_demo_goes_on_after_interruptions(tmp_path):
 
 def test_the_load_is_whole_minutes():
     assert (Load().rows, Load(minutes=5, rows_per_batch=10, seconds_per_batch=40).rows) == (400_000, 80)
-
-
-# --- the listener
-
-
-def progress(batch, rows, **times):
-    return SimpleNamespace(
-        progress=SimpleNamespace(
-            id="q",
-            name="named",
-            batchId=batch,
-            numInputRows=rows,
-            processedRowsPerSecond=100.0 * batch,
-            batchDuration=500,
-            timestamp="1970-01-01T00:01:40.000Z",
-            eventTime=times,
-        )
-    )
-
-
-def test_the_listener_counts_what_spark_reports():
-    listener = QueryListener(now=lambda: 101.0)
-    listener.onQueryStarted(SimpleNamespace(id="q", name="named"))
-    listener.onQueryProgress(progress(1, 10, max="1970-01-01T00:01:31.000Z", watermark="1970-01-01T00:01:21.000Z"))
-    listener.onQueryProgress(progress(2, 0))
-    listener.onQueryIdle(None)
-    stats = listener.stats()["q"]
-    assert (stats.name, stats.batches, stats.rows, stats.rows_per_second) == ("named", 2, 10, 100.0)
-    assert (stats.durations.max, stats.lag.max, stats.event_lag.max) == (0.5, 1.0, 10.0)
-    assert stats.active
-    listener.onQueryTerminated(SimpleNamespace(id="q", exception="it failed"))
-    assert (listener.stats()["q"].active, listener.stats()["q"].failed) == (False, True)
-
-
-def test_the_listener_takes_reports_in_any_order():
-    listener = QueryListener()
-    listener.onQueryTerminated(SimpleNamespace(id="gone", exception=None))
-    listener.onQueryProgress(progress(1, 5))
-    assert {query: each.active for query, each in listener.stats().items()} == {"gone": False, "q": True}
