@@ -12,6 +12,7 @@ import os
 import re
 import uuid
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -113,7 +114,9 @@ class Surveyor:
         for number in found:
             header = headers[number]
             if header is not None and header.queue_id == queue_id and header.number == number:
-                segments.append(self._segment(header, newest=number == found[-1]))
+                with suppress(FileNotFoundError):
+                    # Only an inspecting command can miss one: the owner beside it has just deleted the file.
+                    segments.append(self._segment(header, newest=number == found[-1]))
             else:
                 self._reject(number, header, newest=number == found[-1])
         self._supersede(segments)
