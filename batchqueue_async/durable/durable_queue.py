@@ -56,10 +56,19 @@ class DurableQueue:
     one owner at a time: the directory is locked.
 
     Example:
-        async with DurableQueue.open("spool") as queue:
-            await queue.put(b"payload")
-            lease = await queue.lease(wait=1.0)
-            await lease.ack()
+        >>> import asyncio, tempfile, batchqueue_async as bq
+        >>> async def main(path: str) -> None:
+        ...     async with bq.DurableQueue.open(path) as queue:
+        ...         await queue.put(b"payload")
+        ...         async with await queue.lease(wait=1.0) as lease:
+        ...             print([record.payload for record in lease.records])
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     asyncio.run(main(path))
+        [b'payload']
+
+    Attributes:
+        path: its directory.
+        config: what it was opened with.
     """
 
     def __init__(

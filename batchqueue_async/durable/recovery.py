@@ -56,6 +56,16 @@ class RecoveryReport:
         repairs: what was done, in words.
         failed_repairs: what could not be done, and why; it is tried again at the next opening.
         elapsed: seconds.
+
+    Example:
+        >>> import asyncio, tempfile, batchqueue_async as bq
+        >>> async def main(path: str) -> bq.RecoveryReport:
+        ...     async with bq.DurableQueue.open(path) as queue:
+        ...         return queue.recovery
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     report = asyncio.run(main(path))
+        >>> report.clean, report.records, report.repairs
+        (True, 0, ('write queue.id',))
     """
 
     queue_id: str
