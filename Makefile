@@ -59,7 +59,7 @@ chaos: $(STAMP) ## SEEDS=20000 programs by chance against the queue; SEED=123 re
 	$(BIN)/python tests/queue_programs.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 .PHONY: test
-test: lint types unit ## linters, type checkers and all tests
+test: lint types docs unit ## linters, type checkers, documents and all tests
 
 $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --group docs
