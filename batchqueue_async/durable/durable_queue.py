@@ -375,6 +375,16 @@ class DurableQueue:
         return self._recovery.queue_id
 
     @property
+    def oldest(self) -> int | None:
+        """The lowest sequence number that is not settled; None when all are."""
+        found = [
+            next(entry.settled.missing(entry.first, entry.end))[0]
+            for entry in self._state.segments.values()
+            if entry.unsettled
+        ]
+        return min(found, default=None)
+
+    @property
     def closed(self) -> bool:
         """Whether the queue is closed, or closing."""
         return self._phase != "open"
