@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
-import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -15,6 +14,7 @@ import msgspec
 
 from batchqueue_async.errors import ConfigError, PermanentError, RetryableError, SinkError
 from batchqueue_async.sinks.base import SendResult
+from batchqueue_async.sinks.batch_key import batch_key
 from batchqueue_async.sinks.extras import require
 from batchqueue_async.sinks.http_formats import Format, JsonArray, JsonLines, LokiPush
 from batchqueue_async.sinks.http_status import error_for, retry_after
@@ -258,16 +258,6 @@ class HttpSink:
         if keys is not None and self.idempotency_header is not None:
             headers[self.idempotency_header] = batch_key([keys[place] for place in body.places])
         return headers
-
-
-def batch_key(keys: Sequence[str]) -> str:
-    """One key for a batch: the same for the same records in the same order, and for no others.
-
-    Example:
-        >>> batch_key(["q/1", "q/2"]) == batch_key(["q/1", "q/2"]) != batch_key(["q/1"])
-        True
-    """
-    return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:32]
 
 
 async def _gzipped(content: bytes) -> bytes:

@@ -5,18 +5,18 @@ A record that a format cannot express is rejected alone, with its reason; the ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
 from batchqueue_async.errors import PermanentError, SinkError
+from batchqueue_async.sinks.fields import labels_of, nanoseconds, time_of
 from batchqueue_async.sinks.records import is_table, lines, row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 class Body(NamedTuple):
@@ -174,62 +174,6 @@ class LokiPush:
         if metadata:
             entry.append(metadata)
         return labels, at, entry
-
-
-def labels_of(value: Any) -> dict[str, str]:
-    """Labels as a dict of text; other values are written as text.
-
-    Example:
-        >>> labels_of({"status": 200})
-        {'status': '200'}
-    """
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise PermanentError(f"a record's labels are of type {type(value).__qualname__}; give a mapping")
-    found = cast("Mapping[object, object]", value)
-    return {str(name): str(content) for name, content in found.items()}
-
-
-def time_of(fields: dict[str, Any], now: int) -> int:
-    """Take a record's time out of its fields, in nanoseconds.
-
-    Example:
-        >>> time_of({"timestamp": 2}, now=0), time_of({"time_unix_nano": 5}, now=0), time_of({}, now=7)
-        (2000000000, 5, 7)
-    """
-    exact: Any = fields.pop("time_unix_nano", None)
-    value: Any = fields.pop("timestamp", None)
-    if exact is not None:
-        if not isinstance(exact, int):
-            raise PermanentError(
-                f"a record's time_unix_nano is of type {type(exact).__qualname__}; give whole nanoseconds"
-            )
-        return exact
-    if value is None:
-        return now
-    if isinstance(value, datetime):
-        return nanoseconds(value.timestamp())
-    if isinstance(value, int | float):
-        return nanoseconds(value)
-    raise PermanentError(
-        f"a record's timestamp is of type {type(value).__qualname__}; give seconds since 1970, or a datetime"
-    )
-
-
-def nanoseconds(seconds: float) -> int:
-    """Seconds as whole nanoseconds; exact for an int, and to the microsecond for what a float can hold.
-
-    Example:
-        >>> nanoseconds(3), nanoseconds(1700000000.123457)
-        (3000000000, 1700000000123457000)
-    """
-    if isinstance(seconds, int):
-        return seconds * 1_000_000_000
-    try:
-        return round(seconds * 1_000_000) * 1_000
-    except (ValueError, OverflowError):
-        raise PermanentError(f"a record's timestamp is {seconds}, which is no time") from None
 
 
 def _text(value: Any) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async.errors import PermanentError
 from batchqueue_async.sinks.extras import require
-from batchqueue_async.sinks.http_formats import Body, each, labels_of, nanoseconds, time_of
+from batchqueue_async.sinks.fields import labels_of, nanoseconds, time_of
+from batchqueue_async.sinks.http_formats import Body, each
 from batchqueue_async.sinks.records import row
 
 if TYPE_CHECKING:

@@ -36,11 +36,11 @@ class HttpServer(Server):
             f"--port={self.port}",
             "--host=127.0.0.1",
             "--log-level=warning",
-            f"--app-dir={Path(__file__).parent}",
+            f"--app-dir={Path(__file__).parents[1]}",
         ]
         if self.certificate:
             options += [f"--ssl-certfile={self.certificate[0]}", f"--ssl-keyfile={self.certificate[1]}"]
-        return [sys.executable, "-m", "uvicorn", "http_app:app", *options]
+        return [sys.executable, "-m", "uvicorn", "servers.http_app:app", *options]
 
     # -- what tests say and ask; plain HTTP only -----------------------------------------------------------------
 

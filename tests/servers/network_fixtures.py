@@ -7,6 +7,8 @@ import subprocess
 import pytest
 
 from .base import provide
+from .collector import CollectorServer
+from .grpc import GrpcServer
 from .http import HttpServer
 from .prometheus import PrometheusServer
 
@@ -30,6 +32,25 @@ def http_server(http_process):
         http_process.start()
     http_process.reset()
     return http_process
+
+
+@pytest.fixture(scope="session")
+def grpc_process():
+    yield from started("grpc", GrpcServer)
+
+
+@pytest.fixture
+def grpc_server(grpc_process):
+    if not grpc_process.running:
+        grpc_process.start()
+    grpc_process.reset()
+    return grpc_process
+
+
+@pytest.fixture(scope="session")
+def collector(grpc_process):
+    """A Collector that passes on to the gRPC server."""
+    yield from started("otelcol", lambda: CollectorServer(grpc_process.address))
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,8 @@ from servers.http import HttpServer
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import KeyedSink, Sink
-from batchqueue_async.sinks.http import HttpSink, batch_key, item_statuses
+from batchqueue_async.sinks.batch_key import batch_key
+from batchqueue_async.sinks.http import HttpSink, item_statuses
 from batchqueue_async.sinks.http_formats import JsonArray, JsonLines, LokiPush
 from batchqueue_async.sinks.http_status import error_for, retry_after
 from batchqueue_async.sinks.remote_write import RemoteWrite, write_request
