@@ -11,6 +11,9 @@ given to the error handler, or returned in the shutdown report.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from batchqueue_async.config import (
     BufferStrategy,
     Consumer,
@@ -57,6 +60,16 @@ from batchqueue_async.runtime.runner import run
 from batchqueue_async.runtime.scheduler import Scheduler
 from batchqueue_async.runtime.sync_queue import SyncQueue
 
+if TYPE_CHECKING:
+    from batchqueue_async.durable import (
+        DeadLetter,
+        DurableConfig,
+        DurableQueue,
+        DurableStats,
+        Lease,
+        RecoveryReport,
+    )
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -68,17 +81,22 @@ __all__ = [
     "ConfigError",
     "Consumer",
     "CorruptionError",
+    "DeadLetter",
     "DeadlockError",
     "DeliveryError",
     "DiskFullError",
     "Distribution",
     "DrainBalancer",
+    "DurableConfig",
+    "DurableQueue",
     "DurableQueueError",
+    "DurableStats",
     "ErrorHandler",
     "Failure",
     "ForkedError",
     "Handler",
     "ItemDroppedError",
+    "Lease",
     "LockedError",
     "PartitionPolicy",
     "PartitionStats",
@@ -89,6 +107,7 @@ __all__ = [
     "QueueExistsError",
     "QueueStats",
     "RecordTooLargeError",
+    "RecoveryReport",
     "RetryableError",
     "Scheduler",
     "Selector",
@@ -112,3 +131,19 @@ __all__ = [
     "throughput_weighted",
     "type_hash",
 ]
+
+# Imported when they are first asked for: most programs have nothing on disk, and start without what that takes.
+_DURABLE = ("DeadLetter", "DurableConfig", "DurableQueue", "DurableStats", "Lease", "RecoveryReport")
+_LATER = dict.fromkeys(_DURABLE, "batchqueue_async.durable")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(_LATER[name]), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
