@@ -36,7 +36,9 @@ def is_there(version: int | None) -> bool:
 
 def need_java() -> None:
     """Install Java where it is missing and that is possible; exit with the command where it is not."""
-    version = java_version()
+    version, home = java_version(), os.environ.get("JAVA_HOME")
+    if not is_there(version) and home:
+        sys.exit(f"Spark needs Java {JAVA} or newer, and JAVA_HOME={home!r} has none; correct it, or unset it")
     if not is_there(version) and os.geteuid() == 0 and shutil.which("apt-get"):
         print(f"Spark needs Java {JAVA} or newer; installing it: {INSTALL}", flush=True)
         subprocess.run(["/bin/sh", "-c", INSTALL], check=False)  # noqa: S603 - a constant

@@ -29,17 +29,21 @@ OURS = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(config, items):
+    ours = [item for item in items if item.path.parent == HERE]
+    for item in ours:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))  # the first one starts the Spark of all
     if HAS_JAVA or os.environ.get("CI"):
         return
-    ours = [item for item in items if item.path.parent == HERE]
     for item in ours:
         item.add_marker(pytest.mark.skip(reason="no Java"))
     config.stash[OURS] = len(ours)
 
 
-def pytest_terminal_summary(terminalreporter, config):
+def pytest_unconfigure(config):
     if config.stash.get(OURS, 0):
-        terminalreporter.write_line(f"{SKIPPED} ({config.stash[OURS]} tests)", yellow=True)
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line(f"{SKIPPED} ({config.stash[OURS]} tests)", yellow=True)
 
 
 # --- JVMs

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from batchqueue_async.spark.pipeline import Load
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = pytest.mark.timeout(400)
@@ -57,7 +55,3 @@ def test_the_demo_goes_on_after_interruptions(tmp_path):
     assert again.returncode == 0, again.stdout + again.stderr
     assert "going on with" in again.stdout
     assert len(re.findall(r"^(?:minute|service|slow) .* yes$", again.stdout, re.MULTILINE)) == 3
-
-
-def test_the_load_is_whole_minutes():
-    assert (Load().rows, Load(minutes=5, rows_per_batch=10, seconds_per_batch=40).rows) == (400_000, 80)
