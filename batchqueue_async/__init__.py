@@ -11,6 +11,9 @@ given to the error handler, or returned in the shutdown report.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from batchqueue_async.config import (
     BufferStrategy,
     Consumer,
@@ -46,18 +49,6 @@ from batchqueue_async.errors import (
     UnhandledTypeError,
     WrongLoopError,
 )
-from batchqueue_async.export.config import ExportConfig
-from batchqueue_async.export.exporter import Exporter
-from batchqueue_async.export.policies import (
-    AdaptivePolicy,
-    BatchPolicy,
-    BreakerPolicy,
-    FailoverPolicy,
-    RetryBudget,
-    RetryPolicy,
-    SplitPolicy,
-)
-from batchqueue_async.export.stats import ExporterStats, ExportReport, GivenUp
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
 from batchqueue_async.queue.adapters import in_process, in_thread
 from batchqueue_async.queue.balancer import throughput_weighted
@@ -69,6 +60,30 @@ from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
 from batchqueue_async.runtime.runner import run
 from batchqueue_async.runtime.scheduler import Scheduler
 from batchqueue_async.runtime.sync_queue import SyncQueue
+
+if TYPE_CHECKING:
+    from batchqueue_async.durable import (
+        DeadLetter,
+        DurableConfig,
+        DurableQueue,
+        DurableStats,
+        Lease,
+        RecoveryReport,
+    )
+    from batchqueue_async.export import (
+        AdaptivePolicy,
+        BatchPolicy,
+        BreakerPolicy,
+        ExportConfig,
+        Exporter,
+        ExporterStats,
+        ExportReport,
+        FailoverPolicy,
+        GivenUp,
+        RetryBudget,
+        RetryPolicy,
+        SplitPolicy,
+    )
 
 __version__ = "0.1.0"
 
@@ -84,12 +99,16 @@ __all__ = [
     "ConfigError",
     "Consumer",
     "CorruptionError",
+    "DeadLetter",
     "DeadlockError",
     "DeliveryError",
     "DiskFullError",
     "Distribution",
     "DrainBalancer",
+    "DurableConfig",
+    "DurableQueue",
     "DurableQueueError",
+    "DurableStats",
     "ErrorHandler",
     "ExportConfig",
     "ExportReport",
@@ -101,6 +120,7 @@ __all__ = [
     "GivenUp",
     "Handler",
     "ItemDroppedError",
+    "Lease",
     "LockedError",
     "PartitionPolicy",
     "PartitionStats",
@@ -112,6 +132,7 @@ __all__ = [
     "QueueFullError",
     "QueueStats",
     "RecordTooLargeError",
+    "RecoveryReport",
     "RetryBudget",
     "RetryPolicy",
     "RetryableError",
@@ -138,3 +159,33 @@ __all__ = [
     "throughput_weighted",
     "type_hash",
 ]
+
+# Imported when they are first asked for: many programs need neither, and start without what that takes.
+_DURABLE = ("DeadLetter", "DurableConfig", "DurableQueue", "DurableStats", "Lease", "RecoveryReport")
+_EXPORT = (
+    "AdaptivePolicy",
+    "BatchPolicy",
+    "BreakerPolicy",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
+    "GivenUp",
+    "RetryBudget",
+    "RetryPolicy",
+    "SplitPolicy",
+)
+_LATER = dict.fromkeys(_DURABLE, "batchqueue_async.durable") | dict.fromkeys(_EXPORT, "batchqueue_async.export")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(_LATER[name]), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

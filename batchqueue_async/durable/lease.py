@@ -64,9 +64,19 @@ class Lease:
     block raises.
 
     Example:
-        lease = await queue.lease(max_records=100, wait=5.0)
-        async with lease:
-            await send([record.payload for record in lease.records])
+        >>> import asyncio, tempfile, batchqueue_async as bq
+        >>> async def main(path: str) -> None:
+        ...     async with bq.DurableQueue.open(path) as queue:
+        ...         await queue.put_many([b"good", b"bad"])
+        ...         lease = await queue.lease(max_records=100)
+        ...         await lease.dead_letter("not wanted", [lease.records[1].seq])
+        ...         print(await lease.ack(), "acknowledged")
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     asyncio.run(main(path))
+        1 acknowledged
+
+    Attributes:
+        deadline: the loop's time at which it ends by itself.
     """
 
     __slots__ = ("__weakref__", "_all", "_newest_first", "_owner", "_records", "_runs", "deadline")

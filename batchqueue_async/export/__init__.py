@@ -9,3 +9,31 @@ records is settled), `opening` (the sink's life), `pipeline`, `feeding`, `engine
 """
 
 from __future__ import annotations
+
+from batchqueue_async.export.config import ExportConfig
+from batchqueue_async.export.exporter import Exporter
+from batchqueue_async.export.policies import (
+    AdaptivePolicy,
+    BatchPolicy,
+    BreakerPolicy,
+    FailoverPolicy,
+    RetryBudget,
+    RetryPolicy,
+    SplitPolicy,
+)
+from batchqueue_async.export.stats import ExporterStats, ExportReport, GivenUp
+
+__all__ = [
+    "AdaptivePolicy",
+    "BatchPolicy",
+    "BreakerPolicy",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
+    "GivenUp",
+    "RetryBudget",
+    "RetryPolicy",
+    "SplitPolicy",
+]
