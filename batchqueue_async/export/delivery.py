@@ -145,12 +145,10 @@ class Courier:
 
     def answered(self, leave: Pass) -> None:
         """Tell the gate that the destination is well."""
-        was, paused = self._gate.health.state, self._gate.auth.state
-        self._gate.answered(leave)
-        if was != "closed" and self._gate.health.state == "closed":
-            log.info("breaker_closed", exporter=self._name)
-        if paused != "closed" and self._gate.auth.state == "closed":
-            log.info("exporter_resumed", exporter=self._name)
+        if self._gate.answered(leave):
+            log.info(
+                "destination_well", exporter=self._name, breaker=self._gate.health.state, pause=self._gate.auth.state
+            )
 
     def pause(self, error: BaseException, leave: Pass) -> None:
         """The destination refuses our credentials."""
