@@ -139,6 +139,7 @@ class Exporter:
             engine.counts.disk_full += isinstance(error, DiskFullError)
             raise
         engine.counts.accepted_batches += 1
+        engine.feeder.arrived(len(batch))
 
     def _check(self) -> None:
         if self._phase != "open":

@@ -231,8 +231,11 @@ def decoder(config: ExportConfig) -> Callable[[Sequence[bytes]], list[Any]]:
 
 def durable_config(config: ExportConfig) -> DurableConfig:
     """How the durable send queue of an exporter behaves."""
+    # The exporter settles all that it leases; the time of a lease is only for a sink that never comes back.
+    waits = 2 if config.split is None else 2 + config.split.channel // config.split.sender_count
     durable = replace(
         config.durable,
+        lease_timeout=max(config.durable.lease_timeout, waits * config.send_timeout),
         max_records=config.max_records or config.durable.max_records,
         max_bytes=config.byte_limit,
         overflow=config.overflow,
