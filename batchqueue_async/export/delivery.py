@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async import log
 from batchqueue_async.errors import DurableQueueError, PermanentError, QueueClosedError, RetryableError
-from batchqueue_async.export.outcome import Verdict, judge, reason
+from batchqueue_async.export.outcome import Verdict, is_sinks_own, judge, reason
 from batchqueue_async.export.stats import GivenUp
 from batchqueue_async.queue.dispatch import describe
 from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult
@@ -102,11 +102,10 @@ class Courier:
             async with asyncio.timeout(self._config.send_timeout):
                 result = await self._send(parcel, places)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if not is_sinks_own(error):
                 self._gate.release(leave)
                 raise
-            return error  # the sink's own: something inside it was cancelled
+            return error
         except Exception as error:  # noqa: BLE001 - whatever a sink raises is what became of the batch
             return error
         finally:

@@ -107,6 +107,8 @@ class MemoryQueue:
     async def put(self, batch: Sequence[Any]) -> None:
         """Put records, all or none; returns at once unless `overflow="block"` waits for room.
 
+        More than the queue can ever hold come in in parts, unless `overflow="reject"`.
+
         Raises:
             QueueFullError: there is no room, and `overflow` says to refuse; or there never can be for so many at once.
             QueueClosedError: the queue is closed.
@@ -117,7 +119,12 @@ class MemoryQueue:
             return
         stretch = Stretch(payloads, int(self._loop.time() * _NS))
         if stretch.count > self._most_records or stretch.cost > self._most_bytes:
-            raise self._full(stretch, "which can never fit; raise them, or hand over less at once")
+            if self._overflow == "reject" or stretch.count == 1:
+                raise self._full(stretch, "which can never fit; raise them, or hand over less at once")
+            middle = stretch.count // 2
+            await self.put(payloads[:middle])
+            await self.put(payloads[middle:])
+            return
         if self._door.locked() or not self._fits(stretch):
             if self._overflow == "drop_newest":
                 self.dropped["newest"] += stretch.count
@@ -297,7 +304,7 @@ class MemoryQueue:
         count = count_of(runs)
         self.leased -= count
         self._forget(lease)
-        if delay > 0:
+        if delay > 0 and runs:
             due = self._loop.time() + delay
             for run in runs:
                 heappush(self._delayed, (due, run))

@@ -13,7 +13,6 @@ from batchqueue_async.errors import PermanentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from batchqueue_async.durable.frame import Run
     from batchqueue_async.durable.lease import Lease
 
 
@@ -109,22 +108,22 @@ class Parcel(Batch):
     __slots__ = ("_leases", "_payloads", "_runs")
 
     def __init__(self, leases: list[Lease]) -> None:
-        runs: list[Run] = []
-        for lease in leases:
-            own = lease._all
-            runs += reversed(own) if lease._newest_first else own
+        runs = [run for lease in leases for run in lease._all]
         self._leases = leases
         self._runs = runs
         first = runs[0]
         numbers: Sequence[int]
-        if len(runs) == 1:
+        if len(runs) == 1 and not leases[0]._newest_first:
             payloads: list[Any] = first.frame.payloads or []
             whole = len(payloads) == first.high - first.low
             self._payloads = payloads if whole else payloads[first.low : first.high]
             numbers, attempts, enqueued_ns = range(first.seq, first.end), first.attempts, first.frame.enqueued_ns
         else:
-            self._payloads = [record for run in runs for record in (run.frame.payloads or [])[run.low : run.high]]
-            numbers = list(chain.from_iterable(range(run.seq, run.end) for run in runs))
+            turn = -1 if leases[0]._newest_first else 1
+            self._payloads = [
+                record for run in runs for record in (run.frame.payloads or [])[run.low : run.high][::turn]
+            ]
+            numbers = list(chain.from_iterable(range(run.seq, run.end)[::turn] for run in runs))
             attempts = max(run.attempts for run in runs)
             enqueued_ns = min(run.frame.enqueued_ns for run in runs)
         super().__init__(self._payloads, numbers, attempts=attempts, enqueued_ns=enqueued_ns)
