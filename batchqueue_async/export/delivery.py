@@ -187,11 +187,14 @@ class Courier:
                 self._counts.failover_in += await parcel.dead_letter(why, gone)
             else:
                 await self.give_up(parcel, gone, f"{why}; the last was {reason(error)}")
-        if places:
-            asked = error.retry_after if isinstance(error, RetryableError) else None
-            delay = self._backoff.delay(parcel.attempts, asked)
+        if not places:
+            return
+        asked = error.retry_after if isinstance(error, RetryableError) else None
+        # Records that had to wait often don't make those wait that came into the batch beside them.
+        for attempts, again in parcel.by_attempts(places).items():
+            delay = self._backoff.delay(attempts, asked)
             self._counts.backoff = delay
-            await parcel.nack(delay, places, reason=kind)
+            await parcel.nack(delay, again, reason=kind)
 
     def _exhausted(self, parcel: Batch, places: Sequence[int]) -> tuple[dict[str, list[int]], Sequence[int]]:
         policy = self._config.retry
@@ -210,7 +213,7 @@ class Courier:
 
     async def give_up(self, parcel: Batch, places: Sequence[int], why: str) -> None:
         """Records go to the dead letters."""
-        records = parcel.take(places)
+        records = parcel.take_originals(places)
         try:
             gone = await parcel.dead_letter(why, places)
         except DurableQueueError as error:

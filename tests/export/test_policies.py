@@ -226,6 +226,16 @@ async def test_records_that_can_not_be_prepared_are_given_up_alone(place):
     assert sink.records == [100, 50, 25]
 
 
+async def test_what_is_given_up_is_what_was_handed_over(place):
+    told = []
+    sink = Destination(answer=lambda _: bq.PermanentError("400"))
+    split = bq.SplitPolicy(prepare=lambda batch: [record * 2 for record in batch])
+    async with exporter(sink, place, split=split, on_dead_letter=lambda *letter: told.append(letter)) as export:
+        await export.consume(["a", "b"])
+        await export.flush()
+    assert [record for records, _ in told for record in records] == ["a", "b"]
+
+
 async def test_a_preparation_that_loses_records_is_refused(place):
     sink = Destination()
     async with exporter(sink, place, split=bq.SplitPolicy(prepare=lambda batch: batch[:-1])) as export:
