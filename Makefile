@@ -82,6 +82,10 @@ bench: $(BENCH_STAMP) ## the speed table beside other queues; BENCH="--help" tel
 bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BENCH="--help" tells of its options
 	$(BIN)/python -m tests.benchmarks.bridge $(BENCH)
 
+.PHONY: bench-export
+bench-export: $(STAMP) ## the exporter's speed table; a table, and JSON in bench-results/
+	$(BIN)/python -m tests.benchmarks.export --out bench-results/export.json $(BENCH)
+
 .PHONY: bench-profile
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
 	$(BIN)/python -m tests.benchmarks --profile $(or $(ROW),nowait)
