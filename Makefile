@@ -112,6 +112,12 @@ KILLS ?= 1000
 chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count what is lost
 	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
 
+OUTAGE ?= 60
+
+.PHONY: chaos-export
+chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds under load for each network sink, and what is lost by it
+	BATCHQUEUE_OUTAGE=$(OUTAGE) $(BIN)/pytest tests/sinks -k outage
+
 .PHONY: bench-durable
 bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
 	$(BIN)/python tests/benchmarks/durable/bench.py
