@@ -11,6 +11,9 @@ given to the error handler, or returned in the shutdown report.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from batchqueue_async.config import (
     BufferStrategy,
     Consumer,
@@ -38,6 +41,7 @@ from batchqueue_async.errors import (
     PermanentError,
     QueueClosedError,
     QueueExistsError,
+    QueueFullError,
     RecordTooLargeError,
     RetryableError,
     SinkError,
@@ -57,28 +61,66 @@ from batchqueue_async.runtime.runner import run
 from batchqueue_async.runtime.scheduler import Scheduler
 from batchqueue_async.runtime.sync_queue import SyncQueue
 
+if TYPE_CHECKING:
+    from batchqueue_async.durable import (
+        DeadLetter,
+        DurableConfig,
+        DurableQueue,
+        DurableStats,
+        Lease,
+        RecoveryReport,
+    )
+    from batchqueue_async.export import (
+        AdaptivePolicy,
+        BatchPolicy,
+        BreakerPolicy,
+        ExportConfig,
+        Exporter,
+        ExporterStats,
+        ExportReport,
+        FailoverPolicy,
+        GivenUp,
+        RetryBudget,
+        RetryPolicy,
+        SplitPolicy,
+    )
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptivePolicy",
     "AuthError",
+    "BatchPolicy",
     "BatchQueue",
     "BatchQueueError",
     "BatchQueueManager",
+    "BreakerPolicy",
     "BufferStrategy",
     "ConfigError",
     "Consumer",
     "CorruptionError",
+    "DeadLetter",
     "DeadlockError",
     "DeliveryError",
     "DiskFullError",
     "Distribution",
     "DrainBalancer",
+    "DurableConfig",
+    "DurableQueue",
     "DurableQueueError",
+    "DurableStats",
     "ErrorHandler",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
     "Failure",
     "ForkedError",
+    "GivenUp",
     "Handler",
     "ItemDroppedError",
+    "Lease",
     "LockedError",
     "PartitionPolicy",
     "PartitionStats",
@@ -87,14 +129,19 @@ __all__ = [
     "QueueClosedError",
     "QueueConfig",
     "QueueExistsError",
+    "QueueFullError",
     "QueueStats",
     "RecordTooLargeError",
+    "RecoveryReport",
+    "RetryBudget",
+    "RetryPolicy",
     "RetryableError",
     "Scheduler",
     "Selector",
     "SharedScheduler",
     "ShutdownReport",
     "SinkError",
+    "SplitPolicy",
     "SyncBridge",
     "SyncQueue",
     "TooLargeError",
@@ -112,3 +159,33 @@ __all__ = [
     "throughput_weighted",
     "type_hash",
 ]
+
+# Imported when they are first asked for: many programs need neither, and start without what that takes.
+_DURABLE = ("DeadLetter", "DurableConfig", "DurableQueue", "DurableStats", "Lease", "RecoveryReport")
+_EXPORT = (
+    "AdaptivePolicy",
+    "BatchPolicy",
+    "BreakerPolicy",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
+    "GivenUp",
+    "RetryBudget",
+    "RetryPolicy",
+    "SplitPolicy",
+)
+_LATER = dict.fromkeys(_DURABLE, "batchqueue_async.durable") | dict.fromkeys(_EXPORT, "batchqueue_async.export")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(_LATER[name]), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from batchqueue_async.testing import VirtualTimeLoop
 
-pytest_plugins = ["servers.fixtures"]
+pytest_plugins = ["servers.fixtures", "servers.network_fixtures"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -43,14 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if item.get_closest_marker("real_time"):
+    if item.get_closest_marker("real_time") or item.get_closest_marker("every_loop"):
         factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
         if sys.platform != "win32":
             factories["uvloop"] = uvloop.new_event_loop
+        if item.get_closest_marker("every_loop"):
+            factories["virtual"] = partial(VirtualTimeLoop, time_limit=TIME_LIMIT)
         return factories
-    if "durable" in item.path.parts:
-        # The durable queue has a thread that writes: a clock that jumps would run its leases out.
-        return {"asyncio": asyncio.new_event_loop}
     if seeds := item.get_closest_marker("seeds"):
         count = config.getoption("seeds") or seeds.args[0]
         return {f"seed-{seed}": partial(VirtualTimeLoop, seed=seed, time_limit=TIME_LIMIT) for seed in range(count)}

@@ -299,15 +299,6 @@ def _apply(op: Op, data: bytes, entries: dict[Path, int], nodes: dict[int, bytea
         del entries[op.path]
 
 
-class SteppedLoop(asyncio.SelectorEventLoop):
-    """A loop whose time stands still until the test moves it: the same run each time."""
-
-    now = 1_000.0
-
-    def time(self) -> float:
-        return self.now
-
-
 class InlineRunner:
     """Does each call at once and gives its result on the loop's next turn."""
 

@@ -24,8 +24,11 @@ NAMES = [
     "DeadlockError",
     "DeliveryError",
     "DiskFullError",
+    "DurableConfig",
+    "DurableQueue",
     "DurableQueueError",
     "ForkedError",
+    "Lease",
     "LockedError",
     "PartitionPolicy",
     "PermanentError",
@@ -34,6 +37,7 @@ NAMES = [
     "QueueExistsError",
     "QueueStats",
     "RecordTooLargeError",
+    "RecoveryReport",
     "RetryableError",
     "SharedScheduler",
     "ShutdownReport",
@@ -52,8 +56,10 @@ NAMES = [
     "throughput_weighted",
     "type_hash",
     "Consumer",
+    "DeadLetter",
     "Distribution",
     "DrainBalancer",
+    "DurableStats",
     "ErrorHandler",
     "Failure",
     "Handler",
@@ -65,6 +71,19 @@ NAMES = [
     "UnhandledTypeError",
     "WorkerStats",
     "run",
+    "AdaptivePolicy",
+    "BatchPolicy",
+    "BreakerPolicy",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
+    "GivenUp",
+    "QueueFullError",
+    "RetryBudget",
+    "RetryPolicy",
+    "SplitPolicy",
 ]
 
 SIGNATURES = {
@@ -120,6 +139,20 @@ SIGNATURES = {
     "SyncQueue.flush": "(timeout=None)",
     "SyncQueue.shutdown": "(timeout=None)",
     "SyncQueue.produce_async": "async (item, timeout=None)",
+    # durable queue
+    "DurableQueue.put": "async (payload, durability=None)",
+    "DurableQueue.put_many": "async (payloads, durability=None)",
+    "DurableQueue.lease": "async (max_records=1000, max_bytes=16777216, wait=None)",
+    "DurableQueue.stats": "()",
+    "DurableQueue.close": "async ()",
+    "Lease.ack": "async (seqs=None)",
+    "Lease.nack": "async (delay=0, seqs=None, *, reason='nack', counted=True)",
+    "Lease.dead_letter": "async (reason, seqs=None)",
+    # export
+    "Exporter.consume": "async (batch)",
+    "Exporter.flush": "async (timeout=None)",
+    "Exporter.stats": "()",
+    "Exporter.shutdown": "async (timeout=None)",
     # errors
     "RetryableError": "(message='', *, retry_after=None)",
     "DeliveryError": "(message, failures=())",
@@ -271,11 +304,22 @@ def test_nothing_optional_is_imported_with_the_package():
     """Extras stay optional; and a program that only imports the package starts no thread."""
     code = (
         "import sys, threading; import batchqueue_async; "
-        "extras = {'yaml', 'grpc', 'aiokafka', 'asyncpg', 'pyspark', 'pyarrow', 'prometheus_client', 'opentelemetry'}; "
+        "extras = {'batchqueue_async.durable', 'cramjam', 'isal', 'yaml', "
+        " 'grpc', 'aiokafka', 'asyncpg', 'pyspark', 'pyarrow', 'prometheus_client', 'opentelemetry'}; "
         "print(sorted(extras & set(sys.modules)), threading.active_count())"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[] 1\n"
+
+
+def test_names_that_are_imported_later_are_the_real_ones():
+    from batchqueue_async import durable, export
+
+    real = vars(durable) | vars(export)
+    assert {name for name in bq._LATER if getattr(bq, name) is not real[name]} == set()
+    assert set(bq._LATER) <= set(dir(bq))
+    with pytest.raises(AttributeError, match="no attribute 'DurableQueu'"):
+        _ = bq.DurableQueu
 
 
 def test_the_package_says_its_version_and_that_it_is_typed():

@@ -22,14 +22,19 @@ if TYPE_CHECKING:
 
 
 class Extent:
-    """Frames of one segment that are only on the disk: bytes `start` to `end`."""
+    """Frames of one segment that are only on the disk: bytes `start` to `end`.
 
-    __slots__ = ("busy", "end", "first", "index", "newest_ns", "segment", "start", "stop")
+    `first` to `stop` are the records that are still wanted; `floor`, the number that the frame at `start` may begin
+    with, is lower where dropping has ended inside a frame.
+    """
+
+    __slots__ = ("busy", "end", "first", "floor", "index", "newest_ns", "segment", "start", "stop")
 
     def __init__(self, segment: int, place: tuple[int, int], seqs: tuple[int, int], newest_ns: int) -> None:
         self.segment = segment
         self.start, self.end = place
         self.first, self.stop = seqs
+        self.floor = self.first
         self.newest_ns = newest_ns
         self.index: array[int] | None = None
         self.busy = False
@@ -239,7 +244,7 @@ class Backlog:
                 extent.index.pop()
         else:
             self.window.extend(runs)
-            extent.start, extent.first = stopped_at, seqs[1]
+            extent.start, extent.first, extent.floor = stopped_at, max(seqs[1], extent.first), seqs[1]
         if extent.start >= extent.end:
             self.extents.remove(extent)
 
@@ -252,9 +257,15 @@ class Backlog:
                 continue
             start = max(extent.start, offset)
             if extent.start < offset:
-                moved.append(Extent(source, (extent.start, offset), (extent.first, first_seq), extent.newest_ns))
+                kept = Extent(
+                    source, (extent.start, offset), (min(extent.first, first_seq), first_seq), extent.newest_ns
+                )
+                kept.floor = extent.floor
+                moved.append(kept)
             seqs = (max(extent.first, first_seq), extent.stop)
-            moved.append(Extent(target, (start + shift, extent.end + shift), seqs, extent.newest_ns))
+            there = Extent(target, (start + shift, extent.end + shift), seqs, extent.newest_ns)
+            there.floor = max(extent.floor, first_seq)
+            moved.append(there)
         self.extents = moved
 
     # Records are dropped

@@ -23,6 +23,11 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
         original_seq: its sequence number in the queue.
         enqueued_at: when it was put, in seconds since 1970.
         died_at: when it was given up, likewise.
+
+    Example:
+        >>> letter = DeadLetter(1, b"payload", "not wanted", 3, 17, 0.0, 9.5)
+        >>> letter  # the payload does not show
+        DeadLetter(seq=1, original_seq=17, reason='not wanted', size=7)
     """
 
     seq: int

@@ -56,10 +56,19 @@ class DurableQueue:
     one owner at a time: the directory is locked.
 
     Example:
-        async with DurableQueue.open("spool") as queue:
-            await queue.put(b"payload")
-            lease = await queue.lease(wait=1.0)
-            await lease.ack()
+        >>> import asyncio, tempfile, batchqueue_async as bq
+        >>> async def main(path: str) -> None:
+        ...     async with bq.DurableQueue.open(path) as queue:
+        ...         await queue.put(b"payload")
+        ...         async with await queue.lease(wait=1.0) as lease:
+        ...             print([record.payload for record in lease.records])
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     asyncio.run(main(path))
+        [b'payload']
+
+    Attributes:
+        path: its directory.
+        config: what it was opened with.
     """
 
     def __init__(
@@ -73,6 +82,7 @@ class DurableQueue:
         self._phase = "new"
         self._lock: int | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._closers: list[Callable[[], None]] = []
         self._recovery: RecoveryReport
 
     @classmethod
@@ -125,7 +135,10 @@ class DurableQueue:
             await asyncio.shield(boot)
         except asyncio.CancelledError:
             # The thread can't be stopped in the middle: it ends what it does, and the lock is given back then.
-            boot.add_done_callback(self._undo_boot)
+            if boot.done():
+                self._undo_boot(boot)
+            else:
+                boot.add_done_callback(self._undo_boot)
             raise
         except BaseException as error:
             self._release()
@@ -178,6 +191,7 @@ class DurableQueue:
             on_deleted=self._forget_files,
         )
         self._admission = Admission(state, self._pump, self.path)
+        self._closers = [writer.close, self._loader.close]
         state.outstanding = leasing.outstanding  # type: ignore[method-assign]  # the leases live in the shell
         self._limit = max(1, min(config.max_record, MAX_FRAME - frame_size(1, 0)))
         self._rank = RANKS[config.durability]
@@ -208,6 +222,8 @@ class DurableQueue:
         self._phase = "closed"
         self._writing.stop()
         self._reading.stop()
+        while self._closers:
+            self._closers.pop()()
         if self._lock is not None:
             self._files.close(self._lock)
             self._lock = None
@@ -359,6 +375,16 @@ class DurableQueue:
         return self._recovery.queue_id
 
     @property
+    def oldest(self) -> int | None:
+        """The lowest sequence number that is not settled; None when all are."""
+        found = [
+            next(entry.settled.missing(entry.first, entry.end))[0]
+            for entry in self._state.segments.values()
+            if entry.unsettled
+        ]
+        return min(found, default=None)
+
+    @property
     def closed(self) -> bool:
         """Whether the queue is closed, or closing."""
         return self._phase != "open"
@@ -380,8 +406,15 @@ class DurableQueue:
                 return
             self._phase = "closed"
             self._closing = self._loop.create_task(self._shut())
-        # A cancelled close goes on in the background: half closed is no state to leave a queue in.
-        await asyncio.shield(self._closing)
+            self._closing.add_done_callback(self._shut_ended)
+        try:
+            # A cancelled close goes on in the background: half closed is no state to leave a queue in.
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._closing.cancelled() or task is None or task.cancelling():
+                raise
+            # Not this caller was cancelled but, with all tasks of the loop, the closing: that has ended then, too.
 
     async def _shut(self) -> None:
         self._leasing.close()
@@ -389,8 +422,16 @@ class DurableQueue:
         try:
             await self._graveyard.close()
             await self._pump.drain()
-            await self._call(self._reading, self._loader.close)
         finally:
+            self._release()
+            _open_queues.discard(self)
+
+    def _shut_ended(self, closing: asyncio.Task[None]) -> None:
+        if closing.cancelled():
+            # Perhaps before it had begun: the directory is given back in any case, and nobody waits any longer.
+            self._leasing.close()
+            self._admission.close()
+            self._pump.abandon()
             self._release()
             _open_queues.discard(self)
 

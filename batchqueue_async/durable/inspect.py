@@ -96,7 +96,7 @@ def overview(path: Path) -> Overview:
             if descriptor is None:
                 continue
             header = segment.read_header(system, descriptor)
-            footer = segment.read_footer(system, descriptor, system.size(path / name), entry.marker)
+            footer = segment.read_footer(system, descriptor, _size(path / name), entry.marker)
         views.append(
             SegmentView(
                 name=name,
@@ -129,16 +129,18 @@ def overview(path: Path) -> Overview:
 
 
 def verify(path: Path) -> Verification:
-    """Read and check everything, sealed segments too. Beside an owner, its active segment may end in a torn frame."""
+    """Read and check everything, sealed segments too. What an owner is just writing counts as no problem."""
     _must_exist(path)
     result = Verification()
     system = files.OsFiles()
-    for number in segment.numbers(system.names(path)):
-        _verify_segment(path, number, result)
+    owned = files.held(path / recovery.LOCK) is not None
+    numbers = segment.numbers(system.names(path))
+    for number in numbers:
+        _verify_segment(path, number, result, written=owned and number == numbers[-1])
     return result
 
 
-def _verify_segment(path: Path, number: int, result: Verification) -> None:
+def _verify_segment(path: Path, number: int, result: Verification, *, written: bool) -> None:
     system = files.OsFiles()
     name = segment.segment_name(number)
     with _reading(path / name) as descriptor:
@@ -147,9 +149,10 @@ def _verify_segment(path: Path, number: int, result: Verification) -> None:
         header = segment.read_header(system, descriptor)
         result.segments += 1
         if header is None:
-            result.problems.append({"segment": name, "problem": "no valid header"})
+            if not (written and _size(path / name) <= fmt.DATA_START):
+                result.problems.append({"segment": name, "problem": "no valid header"})
             return
-        size = system.size(path / name)
+        size = _size(path / name)
         footer = segment.read_footer(system, descriptor, size, header.marker)
         end = footer.data_end if footer is not None else size
         result.bytes += size
@@ -157,7 +160,10 @@ def _verify_segment(path: Path, number: int, result: Verification) -> None:
         records = 0
         for item in walk:
             if isinstance(item, segment.Gap):
-                problem = "torn or being written" if footer is None and item.end == end else "no valid frame"
+                torn = footer is None and item.end == walk.end
+                if torn and written:
+                    continue
+                problem = "torn" if torn else "no valid frame"
                 result.problems.append({"segment": name, "problem": problem, "offset": item.offset, "end": item.end})
                 continue
             result.frames += 1
@@ -168,7 +174,7 @@ def _verify_segment(path: Path, number: int, result: Verification) -> None:
                 problem = f"{bad} of {item.header.records} records damaged"
                 result.problems.append({"segment": name, "problem": problem, "offset": item.offset, "end": item.end})
         result.records += records
-        if footer is not None and footer.data_end > fmt.DATA_START and records < footer.records:
+        if footer is not None and end == walk.end > fmt.DATA_START and records < footer.records:
             missing = footer.records - records
             result.damaged_records += missing
             result.problems.append({"segment": name, "problem": f"{missing} records missing that its footer counts"})
@@ -234,6 +240,14 @@ class _reading:  # noqa: N801 - used as a function
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             files.OsFiles().close(self._descriptor)
+
+
+def _size(path: Path) -> int:
+    """The size of a file; 0 when a running owner has deleted it by now."""
+    try:
+        return files.OsFiles().size(path)
+    except FileNotFoundError:
+        return 0
 
 
 def _must_exist(path: Path) -> None:

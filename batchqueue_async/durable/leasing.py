@@ -284,7 +284,7 @@ class Leasing:
         self._reading = load.extent.busy = True
         extent = load.extent
         marker = state.segments[extent.segment].marker
-        least = extent.first if load.start == extent.start else 0
+        least = extent.floor if load.start == extent.start else 0
         if load.offsets:
             call: Callable[..., Any] = self._loader.index
             arguments: tuple[Any, ...] = (extent.segment, marker, (load.start, load.end), least)

@@ -16,7 +16,7 @@ from batchqueue_async.durable.dropping import Dropper
 from batchqueue_async.durable.files import NO_ROOM
 from batchqueue_async.durable.frame import ALWAYS, INTERVAL, Frame
 from batchqueue_async.durable.writer import Outcome, Round, Writer
-from batchqueue_async.errors import DiskFullError, DurableQueueError
+from batchqueue_async.errors import BatchQueueError, DiskFullError, DurableQueueError, QueueClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,6 +125,7 @@ class Pump:
                         self._group = None
                 else:
                     self._take_out(frame, frame.waiters.index(future))
+                self._end_stall()
                 self._wake_room()
                 return
 
@@ -230,6 +231,7 @@ class Pump:
             self._last_write = self._loop.time()
         if outcome.dirty:
             self._arm_syncs()
+        self._end_stall()
         if not self.stalled:
             self._on_ready()
         self._wake_room()
@@ -317,6 +319,11 @@ class Pump:
                 error,
             )
 
+    def _end_stall(self) -> None:
+        # With every put cancelled there is nothing to probe the disk with: the next put finds out how it is.
+        if self.stalled and not self.busy and not self._pending:
+            self.stalled = False
+
     def _put_back(self, frames: list[Frame]) -> None:
         self._pending.extendleft(
             reversed([frame for frame in frames if not all(waiter.done() for waiter in frame.waiters)])
@@ -329,7 +336,7 @@ class Pump:
     def _full(self, why: str) -> DiskFullError:
         return DiskFullError(f"durable queue {self._path}: the disk is full ({why}); free some room, or set max_bytes")
 
-    def _fail(self, frames: list[Frame], error: DurableQueueError, cause: BaseException | None) -> None:
+    def _fail(self, frames: list[Frame], error: BatchQueueError, cause: BaseException | None) -> None:
         for frame in frames:
             self._unpend(frame)
             for waiter in frame.waiters:
@@ -385,6 +392,17 @@ class Pump:
         self._send(last=True)
         await self._idle()
         self._ended = True
+        for name in list(self._timers):
+            self._cancel(name)
+
+    def abandon(self) -> None:
+        """The closing was cancelled: whatever the writer hasn't got is not put."""
+        self._ended = True
+        pending = list(self._pending)
+        self._pending.clear()
+        error = QueueClosedError(f"durable queue {self._path}: its closing was cancelled; this was not put")
+        self._fail(pending, error, None)
+        self._wake_room()
         for name in list(self._timers):
             self._cancel(name)
 

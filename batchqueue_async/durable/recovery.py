@@ -12,6 +12,7 @@ import os
 import re
 import uuid
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,6 +56,16 @@ class RecoveryReport:
         repairs: what was done, in words.
         failed_repairs: what could not be done, and why; it is tried again at the next opening.
         elapsed: seconds.
+
+    Example:
+        >>> import asyncio, tempfile, batchqueue_async as bq
+        >>> async def main(path: str) -> bq.RecoveryReport:
+        ...     async with bq.DurableQueue.open(path) as queue:
+        ...         return queue.recovery
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     report = asyncio.run(main(path))
+        >>> report.clean, report.records, report.repairs
+        (True, 0, ('write queue.id',))
     """
 
     queue_id: str
@@ -113,7 +124,9 @@ class Surveyor:
         for number in found:
             header = headers[number]
             if header is not None and header.queue_id == queue_id and header.number == number:
-                segments.append(self._segment(header, newest=number == found[-1]))
+                with suppress(FileNotFoundError):
+                    # Only an inspecting command can miss one: the owner beside it has just deleted the file.
+                    segments.append(self._segment(header, newest=number == found[-1]))
             else:
                 self._reject(number, header, newest=number == found[-1])
         self._supersede(segments)

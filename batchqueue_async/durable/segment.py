@@ -76,7 +76,8 @@ def read_footer(files: Files, descriptor: int, size: int, marker: bytes) -> fmt.
 class Walk:
     """The frames of an open segment between two offsets, resynchronising after damage.
 
-    Sequence numbers below `next_seq`, which rises with every frame, are taken for leftovers and skipped.
+    Sequence numbers below `next_seq`, which rises with every frame, are taken for leftovers and skipped. `end` comes
+    down when the file turns out to be shorter.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Walk:
         self._files = files
         self._descriptor = descriptor
         self._marker = marker
-        self._end = end
+        self.end = end
         self._bodies = bodies
         self._base = start
         self._buffer = b""
@@ -102,26 +103,30 @@ class Walk:
 
     def __iter__(self) -> Iterator[Found | Gap]:
         gap: int | None = None
-        while self.position < self._end:
+        while self.position < self.end:
             header = self._header(self.position)
             if header is None:
                 gap = self.position if gap is None else gap
                 self.position = self._search(self.position + 1)
                 continue
+            found = Found(self.position, header, self._decode(self.position, header))
+            if found.end > self.end:
+                # It was cut between the header and the body.
+                gap = self.position if gap is None else gap
+                break
             if gap is not None:
                 yield Gap(gap, self.position)
                 gap = None
-            found = Found(self.position, header, self._decode(self.position, header))
             self.position = found.end
             self.next_seq = header.first_seq + header.records
             yield found
-        if gap is not None:
-            yield Gap(gap, self._end)
+        if gap is not None and gap < self.end:
+            yield Gap(gap, self.end)
 
     def _header(self, position: int) -> fmt.FrameHeader | None:
         self._have(position, fmt.FRAME_HEADER)
         header = fmt.decode_frame_header(self._buffer, position - self._base, self._marker, position)
-        if header is None or header.first_seq < self.next_seq or position + header.size > self._end:
+        if header is None or header.first_seq < self.next_seq or position + header.size > self.end:
             return None
         return header
 
@@ -134,24 +139,27 @@ class Walk:
         return fmt.decode_frame_body(header, body)
 
     def _search(self, position: int) -> int:
-        while position < self._end:
+        while position < self.end:
             self._have(position, fmt.FRAME_HEADER)
             at = self._buffer.find(self._marker, position - self._base)
             if at >= 0:
                 return self._base + at
             # The marker may straddle two chunks: keep its last bytes.
             position = max(position + 1, self._base + len(self._buffer) - len(self._marker) + 1)
-        return self._end
+        return self.end
 
     def _have(self, position: int, size: int) -> None:
         loaded = self._base + len(self._buffer)
-        if position < self._base or loaded < min(position + size, self._end):
+        if position < self._base or loaded < min(position + size, self.end):
             self._load(position, size)
 
     def _load(self, position: int, size: int) -> None:
-        wanted = min(max(size, CHUNK), self._end - position)
+        wanted = min(max(size, CHUNK), self.end - position)
         self._buffer = self._files.read(self._descriptor, wanted, position)
         self._base = position
+        if len(self._buffer) < wanted:
+            # The file is shorter than it was: its owner has cut it meanwhile. There is nothing to search beyond.
+            self.end = position + len(self._buffer)
 
 
 class SegmentWriter:

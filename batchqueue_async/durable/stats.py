@@ -78,6 +78,17 @@ class DurableStats:
         unreadable: records that could not be read in this run; they stay on the disk for the next.
         rounds: rounds of the writer.
         seconds: where the writer's time goes: `write`, `sync`, `hints`.
+
+    Example:
+        >>> import asyncio, tempfile, batchqueue_async as bq
+        >>> async def main(path: str) -> bq.DurableStats:
+        ...     async with bq.DurableQueue.open(path) as queue:
+        ...         await queue.put_many([b"one", b"two"])
+        ...         return queue.stats()
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     stats = asyncio.run(main(path))
+        >>> stats.records, stats.put_bytes
+        (2, 6)
     """
 
     records: int

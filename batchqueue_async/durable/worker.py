@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 
 class Runner(Protocol):
@@ -32,6 +33,8 @@ class Worker:
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
         self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], Callable[..., None]] | None] = SimpleQueue()
+        # The loop of `batchqueue_async.testing` jumps in time when it is idle, which it isn't while a thread works.
+        self._hold: Callable[[], AbstractContextManager[None]] | None = getattr(loop, "hold_clock", None)
         # A daemon: what was confirmed is on the disk, so an exit that skips close() must not hang on this thread.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -40,6 +43,8 @@ class Worker:
         self, call: Callable[..., Any], *arguments: Any, done: Callable[[Any, BaseException | None], None]
     ) -> None:
         """Run `call` in the thread, and `done(result, error)` on the loop."""
+        if self._hold is not None:
+            done = _held(self._hold(), done)
         self._calls.put((call, arguments, done))
 
     def stop(self) -> None:
@@ -59,3 +64,16 @@ class Worker:
                 # The loop may be closed by now: then nobody is left to tell.
                 self._loop.call_soon_threadsafe(done, result, error)
             del entry, result, error
+
+
+def _held(
+    hold: AbstractContextManager[None], done: Callable[[Any, BaseException | None], None]
+) -> Callable[[Any, BaseException | None], None]:
+    """`done`, with the clock of the loop held until it is called."""
+    hold.__enter__()
+
+    def release(result: Any, error: BaseException | None) -> None:
+        hold.__exit__(None, None, None)
+        done(result, error)
+
+    return release

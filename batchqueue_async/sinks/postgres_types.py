@@ -38,8 +38,8 @@ def quoted(name: str) -> str:
     """A name as SQL takes it.
 
     Example:
-        >>> print(quoted("order"))
-        "order"
+        >>> quoted('a "b"') == '"a ""b"' + '""'
+        True
     """
     return '"' + name.replace('"', '""') + '"'
 

@@ -6,10 +6,10 @@ import asyncio
 import json
 
 import pytest
-from durable_kit import flip, segments
+from durable_kit import ROOT, RecordingFiles, flip, segments
 
 from batchqueue_async.cli.main import main
-from batchqueue_async.durable import DurableConfig, DurableQueue
+from batchqueue_async.durable import DurableConfig, DurableQueue, inspect, segment
 
 
 @pytest.fixture
@@ -63,6 +63,44 @@ async def test_beside_a_running_owner(spool, capsys):
         assert (await run(capsys, "repair", spool))[0] == 2
         assert (await run(capsys, "dead-letters", "requeue", spool))[0] == 2
         assert await queue.put(b"the owner goes on") > 0
+
+
+async def test_looking_at_a_busy_queue_never_fails_and_finds_no_damage(tmp_path):
+    # Small segments: files come and go, and are cut, between any two calls of the reader.
+    looking = True
+    config = DurableConfig(durability="os", segment_bytes=1_000, max_bytes=100_000)
+    async with DurableQueue.open(tmp_path, config) as queue:
+
+        async def work() -> None:
+            number = 0
+            while looking:
+                number += 1
+                await queue.put(b"record %06d " % number + bytes(number % 300))
+                if not number % 7:
+                    await (await queue.lease(9, wait=0)).ack()
+
+        def look() -> list[dict]:
+            problems = []
+            for _ in range(60):
+                inspect.overview(tmp_path)
+                problems += inspect.verify(tmp_path).problems
+                for record in inspect.dump(tmp_path):
+                    assert record.payload.startswith(b"record ")
+            return problems
+
+        working = asyncio.create_task(work())
+        problems = await asyncio.to_thread(look)
+        looking = False
+        await working
+    assert problems == []
+
+
+def test_verifying_a_file_that_is_cut_meanwhile_ends(tmp_path):
+    """As beside an owner that gives room back: the file is far shorter than its size said."""
+    files = RecordingFiles(base={ROOT / "x": bytes(300)})
+    walk = segment.Walk(files, files.open_read(ROOT / "x"), b"12345678", start=128, end=1 << 40)
+    assert list(walk) == [segment.Gap(128, 300)]
+    assert walk.end == 300
 
 
 async def test_dump_shows_payloads_only_when_asked(spool, capsys):

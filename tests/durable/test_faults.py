@@ -154,6 +154,21 @@ async def test_full_disk_with_drop_oldest_keeps_the_newest():
         assert len(found) == queue.stats().records
 
 
+async def test_a_put_cancelled_on_a_full_disk_leaves_the_door_open():
+    files = RecordingFiles()
+    async with opened(files) as queue:
+        files.fault = lambda call, path: io_error(errno.ENOSPC) if call == "write" else None
+        blocked = asyncio.create_task(queue.put(b"cancelled"))
+        await asyncio.sleep(0.1)
+        blocked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await blocked
+        files.fault = None
+        async with asyncio.timeout(20):
+            await queue.put(b"next")
+        assert list((await drain(queue)).values()) == [b"next"]
+
+
 async def test_closing_a_blocked_queue_fails_its_puts():
     files = RecordingFiles(capacity=3_000)
     queue = await opened(files)

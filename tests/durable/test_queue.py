@@ -226,6 +226,16 @@ async def test_drop_oldest_never_drops_a_leased_record():
         assert queue.stats().dropped == {"oldest": 5}
 
 
+async def test_dropping_a_part_of_a_frame_on_the_disk_keeps_the_rest_of_it():
+    async with opened(max_records=6, overflow="drop_oldest", memory_bytes=1) as queue:
+        await queue.put_many([b"%d" % number for number in range(6)])
+        await queue.put(b"6")
+        await queue.put(b"7")
+        assert list((await drain(queue)).values()) == [b"%d" % number for number in range(2, 8)]
+        assert queue.stats().damaged == 0
+        assert queue.stats().dropped == {"oldest": 2}
+
+
 async def test_drop_newest_answers_minus_1_and_an_empty_range():
     async with opened(max_records=1, overflow="drop_newest") as queue:
         assert await queue.put(b"a") == 1

@@ -147,3 +147,21 @@ def threads(queue: bq.BatchQueue[Span]) -> None:
     with bq.SyncBridge() as bridge:
         config: bq.QueueConfig[Span] = bq.QueueConfig(consumer=Writer())
         assert_type(bridge.get_or_create("spans", config), bq.SyncQueue[Span])
+
+
+async def durable(path: str) -> None:
+    config = bq.DurableConfig(max_bytes=1 << 20, overflow="reject", durability="interval")
+    async with bq.DurableQueue.open(path, config, name="spool") as queue:
+        assert_type(queue, bq.DurableQueue)
+        assert_type(await queue.put(b"x", durability="os"), int)
+        assert_type(await queue.put_many([b"x"]), range)
+        lease = await queue.lease(max_records=1, max_bytes=1, wait=0)
+        assert_type(lease, bq.Lease)
+        assert_type([record.attempts for record in lease.records], list[int])
+        assert_type(await lease.nack(delay=1.5, seqs=[1]), int)
+        assert_type(await lease.dead_letter("why"), int)
+        assert_type(queue.recovery, bq.RecoveryReport)
+        assert_type(queue.stats(), bq.DurableStats)
+        assert_type(await queue.dead_letters(), list[bq.DeadLetter])
+        await queue.put("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    bq.DurableConfig(overflow="explode")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
