@@ -248,7 +248,7 @@ async def look(here: Scene) -> None:
             await entry.nack()
         stats = queue.stats()
         assert stats.pending == 0
-        assert queue._state.pending_bytes == 0
+        assert queue._state.pending.disk_bytes == 0
         assert stats.leased == 0, "leased, and nobody has the lease"
         dropped = sum(stats.dropped.values())
         assert stats.recovered + stats.put == stats.acked + stats.dead_lettered + dropped + stats.records
@@ -273,7 +273,7 @@ async def look(here: Scene) -> None:
 async def settled(queue: DurableQueue) -> None:
     """Return when the writer has nothing left to do and the delays of `nack` are over."""
     async with asyncio.timeout(60):
-        while queue._pump.busy or queue._pump._pending or queue.stats().delayed:
+        while queue._pump.busy or queue._state.pending.frames or queue.stats().delayed:
             await asyncio.sleep(0.1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 from pathlib import Path
 
@@ -213,6 +214,7 @@ async def test_a_hint_is_made_small_again(monkeypatch):
             lease = await queue.lease(3)
             await lease.nack()
             await queue.put(b"x")
+            await asyncio.sleep(0.02)  # the hint is written a moment later
         assert max(len(files.nodes[node]) for path, node in files.entries.items() if path.suffix == ".ack") < 800
         killed = files.snapshot()
     async with opened(killed) as again:
