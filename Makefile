@@ -102,6 +102,10 @@ KILLS ?= 1000
 chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count what is lost
 	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
 
+.PHONY: fuzz
+fuzz: $(STAMP) ## FUZZ=60 seconds of wrong bytes for the record parser; with coverage where atheris is installed
+	$(BIN)/python tests/durable/fuzz_records.py --seconds $(or $(FUZZ),60)
+
 .PHONY: bench-durable
 bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
 	$(BIN)/python tests/benchmarks/durable/bench.py
