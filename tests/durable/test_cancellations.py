@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 TURNS = 50
 
+pytestmark = pytest.mark.seeds(3)
+
 
 class LateRunner(InlineRunner):
     """Does each call some turns of the loop after it was submitted, in order."""
