@@ -41,6 +41,7 @@ from batchqueue_async.errors import (
     PermanentError,
     QueueClosedError,
     QueueExistsError,
+    QueueFullError,
     RecordTooLargeError,
     RetryableError,
     SinkError,
@@ -69,14 +70,31 @@ if TYPE_CHECKING:
         Lease,
         RecoveryReport,
     )
+    from batchqueue_async.export import (
+        AdaptivePolicy,
+        BatchPolicy,
+        BreakerPolicy,
+        ExportConfig,
+        Exporter,
+        ExporterStats,
+        ExportReport,
+        FailoverPolicy,
+        GivenUp,
+        RetryBudget,
+        RetryPolicy,
+        SplitPolicy,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptivePolicy",
     "AuthError",
+    "BatchPolicy",
     "BatchQueue",
     "BatchQueueError",
     "BatchQueueManager",
+    "BreakerPolicy",
     "BufferStrategy",
     "ConfigError",
     "Consumer",
@@ -92,8 +110,14 @@ __all__ = [
     "DurableQueueError",
     "DurableStats",
     "ErrorHandler",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
     "Failure",
     "ForkedError",
+    "GivenUp",
     "Handler",
     "ItemDroppedError",
     "Lease",
@@ -105,15 +129,19 @@ __all__ = [
     "QueueClosedError",
     "QueueConfig",
     "QueueExistsError",
+    "QueueFullError",
     "QueueStats",
     "RecordTooLargeError",
     "RecoveryReport",
+    "RetryBudget",
+    "RetryPolicy",
     "RetryableError",
     "Scheduler",
     "Selector",
     "SharedScheduler",
     "ShutdownReport",
     "SinkError",
+    "SplitPolicy",
     "SyncBridge",
     "SyncQueue",
     "TooLargeError",
@@ -132,9 +160,23 @@ __all__ = [
     "type_hash",
 ]
 
-# Imported when they are first asked for: most programs have nothing on disk, and start without what that takes.
+# Imported when they are first asked for: many programs need neither, and start without what that takes.
 _DURABLE = ("DeadLetter", "DurableConfig", "DurableQueue", "DurableStats", "Lease", "RecoveryReport")
-_LATER = dict.fromkeys(_DURABLE, "batchqueue_async.durable")
+_EXPORT = (
+    "AdaptivePolicy",
+    "BatchPolicy",
+    "BreakerPolicy",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
+    "GivenUp",
+    "RetryBudget",
+    "RetryPolicy",
+    "SplitPolicy",
+)
+_LATER = dict.fromkeys(_DURABLE, "batchqueue_async.durable") | dict.fromkeys(_EXPORT, "batchqueue_async.export")
 
 if not TYPE_CHECKING:
 

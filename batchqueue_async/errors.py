@@ -97,6 +97,10 @@ class DeliveryError(BatchQueueError):
         self.failures = tuple(failures)
 
 
+class QueueFullError(BatchQueueError):
+    """A queue's bound leaves no room, and its rule for that is to refuse: nothing of the call was put."""
+
+
 class DurableQueueError(BatchQueueError):
     """The base of what the durable queue raises."""
 
@@ -109,7 +113,7 @@ class CorruptionError(DurableQueueError):
     """Data on disk fails its checks; the message carries path, offset and what was found."""
 
 
-class DiskFullError(DurableQueueError):
+class DiskFullError(DurableQueueError, QueueFullError):
     """The disk or the queue's quota has no room for the record."""
 
 
@@ -140,7 +144,7 @@ class RetryableError(SinkError):
 
 
 class PermanentError(SinkError):
-    """The same batch can never succeed; it goes to the dead letters with this reason."""
+    """The same batch can never succeed; the records that are the reason go to the dead letters with it."""
 
 
 class TooLargeError(SinkError):

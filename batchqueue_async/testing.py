@@ -1,4 +1,4 @@
-"""Test tools: an event loop in virtual time, and handlers that record what they were given.
+"""Test tools: an event loop in virtual time, handlers that record what they were given, a proxy that breaks lines.
 
 On a `VirtualTimeLoop` nobody sleeps: when no callback is ready the clock jumps to the next timer, so that an hour of
 backoff passes in milliseconds, `loop.time()` is exact, and a test that would hang fails with the list of what waits.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async.errors import BatchQueueError
+from batchqueue_async.fault_proxy import FaultCounts, FaultProxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -30,6 +31,19 @@ if TYPE_CHECKING:
     Ts = TypeVarTuple("Ts")
 
 T = TypeVar("T")
+
+__all__ = [
+    "FaultCounts",
+    "FaultProxy",
+    "IdleRecordingHandler",
+    "RecordingErrorHandler",
+    "RecordingHandler",
+    "VirtualTimeError",
+    "VirtualTimeLoop",
+    "advance",
+    "run_virtual",
+    "settle",
+]
 
 
 class VirtualTimeError(BatchQueueError, RuntimeError):

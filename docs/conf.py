@@ -102,9 +102,7 @@ def write_reference(app: Sphinx) -> None:
     for number, (page, title) in enumerate([*((page, title) for page, title, _ in AREAS), OTHER]):
         if (page, title) in pages:
             write_page(directory / f"{number}-{page}.rst", title, batchqueue_async, pages[page, title])
-    public = [name for name, value in vars(testing).items() if getattr(value, "__module__", "") == testing.__name__]
-    names = [name for name in public if not name.startswith("_")]
-    write_page(directory / "9-testing.rst", "batchqueue_async.testing", testing, names)
+    write_page(directory / "9-testing.rst", "batchqueue_async.testing", testing, testing.__all__)
 
 
 def setup(app: Sphinx) -> None:

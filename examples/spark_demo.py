@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,34 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchqueue_async.spark.pipeline import Load, Running
 
-JAVA = 17
-INSTALL = "apt-get update -qq && apt-get install -y -qq --no-install-recommends default-jre-headless"
 MARKER = "done"
-
-
-def java_version() -> int | None:
-    """The major version of the Java that Spark would run on; None where there is none."""
-    home = os.environ.get("JAVA_HOME")
-    command = str(Path(home, "bin", "java")) if home else "java"
-    try:
-        told = subprocess.run([command, "-version"], capture_output=True, text=True, check=True).stderr  # noqa: S603 - the user's own
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    found = re.search(r'version "(\d+)', told)
-    return int(found[1]) if found else None
-
-
-def need_java() -> None:
-    """See to it that there is a Java for Spark: install it where that is possible, else say how."""
-    version = java_version()
-    if version is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        print(f"Spark needs Java {JAVA}; installing it: {INSTALL}")
-        subprocess.run(["/bin/sh", "-c", INSTALL], check=False)  # noqa: S603 - a constant
-        version = java_version()
-    if version is None or version < JAVA:
-        found = "found none" if version is None else f"found Java {version}"
-        sudo = "" if os.geteuid() == 0 else "sudo "
-        sys.exit(f"Spark needs Java {JAVA} or newer, and {found}; run:\n  {sudo}sh -c '{INSTALL}'\nthen: make demo")
 
 
 def session() -> Any:
@@ -193,7 +164,6 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which it gives up")
     parser.add_argument("--no-plot", action="store_true")
     options = parser.parse_args()
-    need_java()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     from batchqueue_async.spark.pipeline import Load  # noqa: PLC0415 - after the check for Java
 

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from servers import base as servers
 from structlog.testing import capture_logs
 
 from batchqueue_async.testing import VirtualTimeLoop
+
+pytest_plugins = ["servers.fixtures", "servers.network_fixtures"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -59,3 +62,8 @@ def logs() -> Iterator[list[MutableMapping[str, object]]]:
     with capture_logs() as events:
         yield events
     structlog.reset_defaults()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in servers.closing_lines():
+        terminalreporter.write_line(line, yellow=True)

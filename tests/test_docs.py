@@ -4,7 +4,7 @@ The ```python blocks of a page are one program, run from a directory of its own 
 their numbers, so that a traceback points into the page. Words after the language say more:
 
     ```python notest                    shown, not run
-    ```python needs=pyspark,pyarrow     the page is skipped where one of these can't be imported
+    ```python needs=pyspark,java        the page is skipped where one of these is neither a module nor a command
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -81,7 +82,7 @@ def read_page(text: str) -> Page:
 def run_page(path: Path, directory: Path) -> None:
     page = read_page(path.read_text())
     for module in sorted(page.needs):
-        if find_spec(module) is None:
+        if find_spec(module) is None and shutil.which(module) is None:
             pytest.skip(f"needs {module}")
     program = directory / f"{path.stem.replace('-', '_')}.py"
     program.write_text(page.code)

@@ -71,6 +71,19 @@ NAMES = [
     "UnhandledTypeError",
     "WorkerStats",
     "run",
+    "AdaptivePolicy",
+    "BatchPolicy",
+    "BreakerPolicy",
+    "ExportConfig",
+    "ExportReport",
+    "Exporter",
+    "ExporterStats",
+    "FailoverPolicy",
+    "GivenUp",
+    "QueueFullError",
+    "RetryBudget",
+    "RetryPolicy",
+    "SplitPolicy",
 ]
 
 SIGNATURES = {
@@ -133,8 +146,13 @@ SIGNATURES = {
     "DurableQueue.stats": "()",
     "DurableQueue.close": "async ()",
     "Lease.ack": "async (seqs=None)",
-    "Lease.nack": "async (delay=0, seqs=None, *, reason='nack')",
+    "Lease.nack": "async (delay=0, seqs=None, *, reason='nack', counted=True)",
     "Lease.dead_letter": "async (reason, seqs=None)",
+    # export
+    "Exporter.consume": "async (batch)",
+    "Exporter.flush": "async (timeout=None)",
+    "Exporter.stats": "()",
+    "Exporter.shutdown": "async (timeout=None)",
     # errors
     "RetryableError": "(message='', *, retry_after=None)",
     "DeliveryError": "(message, failures=())",
@@ -295,9 +313,10 @@ def test_nothing_optional_is_imported_with_the_package():
 
 
 def test_names_that_are_imported_later_are_the_real_ones():
-    from batchqueue_async import durable
+    from batchqueue_async import durable, export
 
-    assert {name for name in bq._LATER if getattr(bq, name) is not getattr(durable, name)} == set()
+    real = vars(durable) | vars(export)
+    assert {name for name in bq._LATER if getattr(bq, name) is not real[name]} == set()
     assert set(bq._LATER) <= set(dir(bq))
     with pytest.raises(AttributeError, match="no attribute 'DurableQueu'"):
         _ = bq.DurableQueu

@@ -213,6 +213,16 @@ class DurableQueue(Lifetime):
         """32 hex digits; with a sequence number, a record's identity for ever."""
         return self._recovery.queue_id
 
+    @property
+    def oldest(self) -> int | None:
+        """The lowest sequence number that is not settled; None when all are."""
+        found = [
+            next(entry.settled.missing(entry.first, entry.end))[0]
+            for entry in self._state.segments.values()
+            if entry.unsettled
+        ]
+        return min(found, default=None)
+
     def stats(self) -> DurableStats:
         """A snapshot of every count."""
         return snapshot(self._state)

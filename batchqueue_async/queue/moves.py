@@ -10,13 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
-from batchqueue_async.queue.partition import NOTHING_TO_SPARE
+from batchqueue_async.queue.buffer import NOTHING_TO_SPARE
 from batchqueue_async.queue.waits import Watch, break_circle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from batchqueue_async.queue.partition import Lane, Partition, Waiter
+    from batchqueue_async.queue.buffer import Lane
+    from batchqueue_async.queue.line import Waiter
+    from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.waits import Wait
 
 T = TypeVar("T")

@@ -10,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from batchqueue_async.errors import ConfigError
+from batchqueue_async.queue.buffer import Lane
 from batchqueue_async.queue.moves import Transit
-from batchqueue_async.queue.partition import Lane, Partition
+from batchqueue_async.queue.partition import Partition
 from batchqueue_async.queue.selector import RoundRobin, TypeHash, stable_type_hash
 from batchqueue_async.queue.waits import Wait, break_circle
 

@@ -1,7 +1,7 @@
 """A queue's way in: producing one item or many, with or without waiting, and delivering to the end.
 
 The hot path is written out in `produce` and in `produce_nowait` instead of being shared: a further Python call would
-cost as much as the rest of it. It uses a partition's `spare` and `tail` and nothing else; see `partition.py`.
+cost as much as the rest of it. It uses a partition's `spare` and `tail` and nothing else; see `buffer.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from batchqueue_async.config import BufferStrategy, QueueConfig
 from batchqueue_async.errors import DeadlockError, WrongLoopError
+from batchqueue_async.queue.buffer import Lane
 from batchqueue_async.queue.drain import Worker, current_round
 from batchqueue_async.queue.moves import Transit
-from batchqueue_async.queue.partition import Lane, Partition
+from batchqueue_async.queue.partition import Partition
 from batchqueue_async.queue.selector import RoundRobin
 from batchqueue_async.queue.stats import Tally
 from batchqueue_async.queue.waits import Wait, break_circle, circle
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from batchqueue_async.queue.batch_queue import Door
-    from batchqueue_async.queue.partition import Waiter
+    from batchqueue_async.queue.line import Waiter
     from batchqueue_async.queue.placement import Place, Placement
 
 T = TypeVar("T")

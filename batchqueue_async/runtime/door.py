@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchqueue_async.queue.batch_queue import BatchQueue
-    from batchqueue_async.queue.partition import Lane, Partition
+    from batchqueue_async.queue.buffer import Lane
+    from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.placement import Place
     from batchqueue_async.queue.producing import ThreadMark
     from batchqueue_async.runtime.gate import Ticket
@@ -166,13 +167,9 @@ class Door(Routing[T], Generic[T]):
             if self.closed or ticket.epoch != self._epoch:
                 gate.leave(ticket)  # whoever looks at its ticket next finds that it has to enlist again, if it can
                 return 0
-            count = min(ticket.permits, len(items))
-            if count:
-                if not self.waking:
-                    self.wake_loop()
-                ticket.permits -= count
-                gate.inbox.extend(items[:count])
-            return count
+            if ticket.permits and items and not self.waking:
+                self.wake_loop()
+            return gate.redeem(ticket, items)
 
     def leave(self, ticket: Ticket) -> None:
         """Give up what a ticket waits for and has not used."""

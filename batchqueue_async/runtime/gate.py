@@ -8,22 +8,33 @@ nothing relies on the order of two unlocked operations.
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async.queue.partition import Waiter
+from batchqueue_async.queue.line import Waiter
 from batchqueue_async.queue.waits import break_circle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableSequence
+    from collections.abc import Callable, MutableSequence, Sequence
 
     from batchqueue_async.queue.drain import Worker
     from batchqueue_async.queue.partition import Partition
     from batchqueue_async.runtime.door import Door
 
 T = TypeVar("T")
+
+HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether threads take turns at running Python."""
+
+SHORTEST_PAUSE = 50e-6
+LONGEST_PAUSE = 0.002
+PAUSE_SHARE = 10
+"""How long a loop pauses for threads to run, in seconds: longer each time that nobody came; and for what part of the
+time at the most: one in so many."""
 
 
 class Ticket:
@@ -96,7 +107,7 @@ class _Proxy(Waiter):
 class Gate(Generic[T]):
     """One partition's share of a door."""
 
-    __slots__ = ("credits", "door", "inbox", "line", "partition", "proxy", "shared")
+    __slots__ = ("credits", "door", "gave_way", "inbox", "line", "owed", "partition", "pause", "proxy", "shared")
 
     def __init__(self, door: Door[T], partition: Partition[T]) -> None:
         self.door = door
@@ -108,12 +119,18 @@ class Gate(Generic[T]):
         self.proxy: _Proxy | None = None
         self.shared = False
         """Whether the loop's own producers need places, too, so that the door may not have all of them."""
+        self.owed = 0
+        """How many places have been granted to those in line and are not used yet: they have to wake up first."""
+        self.pause = SHORTEST_PAUSE
+        self.gave_way = 0.0
 
     # -- on the queue's loop -------------------------------------------------------------------------------------
 
     def refill(self) -> None:
         """Lend the door the free places of the partition; called whenever there are some more."""
         partition = self.partition
+        if self.owed and (partition.waiters or partition.permits):
+            self._give_way()
         if partition.closed or partition.waiters or partition.permits or self.door.evicts:
             return
         room = partition.room()
@@ -164,6 +181,19 @@ class Gate(Generic[T]):
             # Some of those for whom it stands may have left since, and others come.
             proxy.want = sum(ticket.want for ticket in self.line)
 
+    def _give_way(self) -> None:
+        """Let threads that were granted places run, now and then, while the loop's own producers are in line too.
+
+        A loop that is never idle releases the interpreter's lock only for the moment of a poll, and has it back
+        before another thread can wake up; and each such moment begins that thread's wait for its turn anew. Without
+        this, threads were left to chance on a busy machine: one item of theirs for hundreds of the loop's.
+        """
+        now = time.monotonic()
+        if HAS_GIL and now - self.gave_way >= PAUSE_SHARE * self.pause:
+            time.sleep(self.pause)
+            self.gave_way = time.monotonic()
+            self.pause = min(2 * self.pause, LONGEST_PAUSE)
+
     def watch_for_circles(self) -> None:
         """See whether a thread in line is waited for, through others, by those who would have to make room for it."""
         for ticket in tuple(self.line):
@@ -191,6 +221,15 @@ class Gate(Generic[T]):
         else:
             self.inbox = []
         return items
+
+    def redeem(self, ticket: Ticket, items: Sequence[T]) -> int:
+        """Take in as many items as there are places that the ticket was granted; how many."""
+        count = min(ticket.permits, len(items))
+        ticket.permits -= count
+        self.owed -= count
+        self.pause = SHORTEST_PAUSE
+        self.inbox.extend(items[:count])
+        return count
 
     def add(self, item: T) -> bool:
         """Take an item in if there is a place for it."""
@@ -227,11 +266,13 @@ class Gate(Generic[T]):
             self.credits -= share
             ticket.want -= share
             ticket.permits += share
+            self.owed += share
             if not ticket.want:
                 self.line.popleft()
             if not ticket.wake():
                 # Its event loop was closed under it: nobody will use these places.
                 self.credits += ticket.permits
+                self.owed -= ticket.permits
                 ticket.permits = 0
                 if ticket.want:
                     self.line.popleft()
@@ -241,6 +282,7 @@ class Gate(Generic[T]):
         if ticket.want and ticket in self.line:
             self.line.remove(ticket)
         share, ticket.permits, ticket.want, ticket.gate = ticket.permits, 0, 0, None
+        self.owed -= share
         if ticket.worker is not None:
             ticket.worker.blocked_on = ticket.worker.break_wait = None
         self._lend(share)

@@ -10,8 +10,13 @@ A sink says what it can do by having the methods; whoever holds it asks with `is
 | `StagingSink` | `stage`, `publish`, `discard` | the same over many processes: each stages, one publishes |
 
 What a sink raises says how its failure is to be treated: `RetryableError`, `PermanentError`, `TooLargeError`,
-`AuthError`; anything else counts as permanent. A sink is used by one event loop, and its calls are made one at a time
-unless it says otherwise. It may be opened again after it was closed, and pickled before it is opened.
+`AuthError`. Anything else counts as permanent, but for an `OSError` (`ConnectionError` and `TimeoutError` are such) or
+`EOFError`, which counts as one that may pass. A sink is used by one event loop. It may be opened again after it was
+closed, and pickled before it is opened.
+
+Its calls are made one at a time, unless it says that its sends may overlap, by the class attribute `concurrent = True`:
+then an exporter has several `send` or `send_keyed` calls under way at once, each with records of its own, and `open`
+and `close` still alone. A sink with one connection that can't take turns by itself leaves it out.
 """
 
 from __future__ import annotations
@@ -107,6 +112,21 @@ class Sink(Protocol):
     async def close(self) -> None:
         """Give everything back; may be called twice, and after an `open` that failed."""
         ...
+
+
+def is_concurrent(sink: Sink) -> bool:
+    """Whether the sink's sends may overlap: its attribute `concurrent`, which most sinks leave out.
+
+    Example:
+        >>> class Pool:
+        ...     concurrent = True
+        ...     async def open(self) -> None: ...
+        ...     async def send(self, batch: Sequence[Any]) -> None: ...
+        ...     async def close(self) -> None: ...
+        >>> is_concurrent(Pool())
+        True
+    """
+    return getattr(sink, "concurrent", False) is True
 
 
 @runtime_checkable

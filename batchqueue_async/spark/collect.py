@@ -35,8 +35,9 @@ class Collector:
         if size is None:
             size, source = self.last_bytes, "last_batch"
         fits = size is not None and size <= self.limit
-        self.path = "collect" if fits else "stream"
-        log.debug(
+        before, self.path = self.path, "collect" if fits else "stream"
+        tell = log.debug if before == self.path else log.info
+        tell(
             "spark_path_chosen",
             sink=self.name,
             path=self.path,

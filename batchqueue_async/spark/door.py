@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import Any
 
 from batchqueue_async.errors import ConfigError
@@ -22,15 +23,20 @@ def need(module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise  # it is there, and misses something of its own
-        package = module.partition(".")[0]
-        raise ConfigError(f"batchqueue_async.spark needs {package}, which is not installed; run: {COMMAND}") from error
+        raise _missing(module) from error
 
 
 def check() -> None:
-    """Check that PySpark 4, pyarrow and pandas can be imported."""
-    for module in ("pyarrow", "pandas"):
-        need(module)
+    """Check that PySpark 4, pyarrow and pandas are there."""
+    need("pyarrow")
+    if find_spec("pandas") is None:  # importing it takes half a second of every worker, and only Spark uses it
+        raise _missing("pandas")
     check_version(need("pyspark").__version__)
+
+
+def _missing(module: str) -> ConfigError:
+    package = module.partition(".")[0]
+    return ConfigError(f"batchqueue_async.spark needs {package}, which is not installed; run: {COMMAND}")
 
 
 def check_version(version: str) -> None:

@@ -17,7 +17,7 @@ from batchqueue_async.spark import host
 from batchqueue_async.spark.collect import Collector
 from batchqueue_async.spark.feed import feed
 from batchqueue_async.spark.ledger import Ledger, ledger_at
-from batchqueue_async.spark.route import Route, route_to
+from batchqueue_async.spark.route import Route, check_order, route_to
 from batchqueue_async.spark.rows import check_rows, converter
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class DriverSink:
         base = config or QueueConfig[Any]()
         if base.consumer is not None:
             raise ConfigError(f"DriverSink {name!r}: config.consumer is given; give it as DriverSink(..., consumer=)")
+        if self._kind is None:  # with handlers, those of one type come one after the other anyway
+            check_order(f"DriverSink {name!r}", self._target, base)
         self._config, self._unit = host.sized(name, base, rows_in_flight, whole=rows == "batch")
         self._ledger_path = ledger
         self._source = source

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from batchqueue_async.config import QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
-from batchqueue_async.sinks.base import Sink
+from batchqueue_async.sinks.base import Sink, StagingSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import host
+from batchqueue_async.spark.route import check_order
 from batchqueue_async.spark.rows import check_rows
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class WriteOptions:
             raise _error(
                 "sink", self.sink, "made neither a sink nor a handler", "return an object with open, send, close"
             )
+        if not isinstance(made, StagingSink):  # each task of those sends to an attempt of its own
+            check_order("format batchqueue", made, self.queue)
         return made
 
     def _need(self, name: str) -> str:

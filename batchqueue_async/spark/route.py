@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from batchqueue_async.errors import PermanentError
+from batchqueue_async.errors import ConfigError, PermanentError
 from batchqueue_async.sinks.base import KeyedSink, Sink, TransactionalSink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from batchqueue_async.config import Handler
+    from batchqueue_async.config import Handler, QueueConfig
     from batchqueue_async.sinks.base import BatchKey, SendResult, Transaction
 
 
@@ -152,6 +152,19 @@ def check(result: SendResult | None) -> None:
     if result is not None and result.rejected:
         first = next(iter(result.rejected.values()))
         raise PermanentError(f"the sink rejected {len(result.rejected)} records; the first: {first}") from first
+
+
+def check_order(what: str, target: object, config: QueueConfig[Any]) -> None:
+    """Refuse several workers or partitions before a sink whose keys number the rows: a repetition would mix them up."""
+    if not isinstance(target, KeyedSink) or isinstance(target, TransactionalSink):
+        return
+    workers = config.workers.resolve() if config.workers is not None else 1
+    partitions = config.partitions.resolve(workers)
+    if max(workers, partitions) > 1:
+        raise ConfigError(
+            f"{what}: {workers} workers and {partitions} partitions would bring rows out of order to "
+            f"{type(target).__qualname__}, whose keys are the rows' places; use one worker and one partition"
+        )
 
 
 def route_to(target: Any) -> Route:

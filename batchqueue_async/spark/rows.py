@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 Rows = str | type
 """How rows are handed over: "dict", "tuple", "batch" (Arrow), or a msgspec.Struct or dataclass type."""
 
-Convert = "Callable[[Any], list[Any]]"
-
 
 def check_rows(rows: object) -> None:
     """Refuse what is no way to hand rows over."""

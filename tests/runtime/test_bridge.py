@@ -499,12 +499,12 @@ def test_a_signal_handler_may_produce_while_its_thread_is_producing(bridge):
             handled.acquire(timeout=0.1)
 
     before = signal.signal(signal.SIGUSR1, produce)
+    sender = Caller(send)
     try:
-        sender = Caller(send)
         made = sum(queue.produce("plain") for _ in range(20_000))
+    finally:
         done.set()
         sender.outcome()
-    finally:
         signal.signal(signal.SIGUSR1, before)
     queue.flush(timeout=PATIENCE)
     assert made == 20_000

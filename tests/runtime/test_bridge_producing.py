@@ -12,7 +12,8 @@ from bridge_tools import PATIENCE, Caller, Held, assert_adds_up, fill, in_line, 
 from queue_tools import kinds_by_home
 
 import batchqueue_async as bq
-from batchqueue_async.queue.partition import Partition, Waiter
+from batchqueue_async.queue.line import Waiter
+from batchqueue_async.queue.partition import Partition
 from batchqueue_async.runtime.asking import GLANCE
 
 STRATEGIES = bq.BufferStrategy

@@ -47,6 +47,18 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those below it, unless it has ended."""
+    if process.poll() is not None:
+        return
+    for pid in [process.pid, *children(process.pid)]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait(30)
+
+
 class Cluster:
     def __init__(self, home: Path, workers: int = 2) -> None:
         self.home = home
@@ -92,12 +104,6 @@ class Cluster:
 
     def stop(self) -> None:
         for process in reversed(self.processes):
-            for pid in children(process.pid):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            process.kill()
-            process.wait(10)
+            kill(process)
         for work in self.home.glob("work*"):
             shutil.rmtree(work, ignore_errors=True)

@@ -1,74 +1,98 @@
-"""One local Spark for all tests that need one: starting it takes longer than most of them."""
+"""One local Spark for all tests that need one: starting it takes longer than most of them.
+
+Where there is no Java, the tests are skipped and the run's last lines say so; with `CI` in the environment they fail.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # The workers import the sinks of these tests from here.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-sys.path.insert(0, str(Path(__file__).parent))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+sys.path.insert(0, str(HERE))
+
+HAS_JAVA = subprocess.run([sys.executable, str(ROOT / ".ci" / "java.py"), "--check"], check=False).returncode == 0
+SKIPPED = "Spark's tests were skipped: they need Java 17 or newer. As root `make java` installs it, else it says how."
+OURS = pytest.StashKey[int]()
 
 
-def builder(app="tests"):
-    from pyspark.sql import SparkSession
-
-    return (
-        SparkSession.builder.appName(app)
-        .master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        # little is compiled well in jobs this short; a stop amid a batch needs stack for Spark's regular expressions
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -Xss16m")
-        .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.task.maxFailures", "1")
-    )
+def pytest_collection_modifyitems(config, items):
+    ours = [item for item in items if item.path.parent == HERE]
+    for item in ours:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))  # the first one starts the Spark of all
+    if HAS_JAVA or os.environ.get("CI"):
+        return
+    for item in ours:
+        item.add_marker(pytest.mark.skip(reason="no Java"))
+    config.stash[OURS] = len(ours)
 
 
-class Local:
-    """The local Spark of this process; a process has one SparkContext at a time."""
-
-    def __init__(self):
-        self.session = None
-
-    def start(self):
-        if self.session is None:
-            self.session = builder().getOrCreate()
-            self.session.sparkContext.setLogLevel("OFF")
-        return self.session
-
-    def stop(self):
-        if self.session is not None:
-            self.session.stop()
-            self.session = None
+def pytest_unconfigure(config):
+    if config.stash.get(OURS, 0):
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line(f"{SKIPPED} ({config.stash[OURS]} tests)", yellow=True)
 
 
-local = Local()
+# --- JVMs
 
 
-@pytest.fixture(scope="module")
-def spark():
-    return local.start()
-
-
-@pytest.fixture(scope="module")
-def spark_free():
-    """No Spark runs in this process."""
-    local.stop()
+def jvm(flags):
+    """Let the JVMs that are started from now on run with these flags: little is compiled well in lives so short."""
+    os.environ["JAVA_TOOL_OPTIONS"] = f"-XX:TieredStopAtLevel=1 -Xlog:disable {flags}"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _end():
+def _loaded_classes(request, tmp_path_factory):
+    """Start JVMs with an archive of the classes that a Spark loads: it takes a third off each of their many starts."""
+    before = os.environ.get("JAVA_TOOL_OPTIONS")
+    archive = request.config.cache.mkdir("spark") / f"{pyspark.__version__}.jsa"  # one that does not fit is not used
+    if not archive.exists():
+        fresh = archive.with_suffix(".fresh")
+        jvm(f"-XX:ArchiveClassesAtExit={fresh}")
+        example = [sys.executable, str(ROOT / "examples" / "spark_rate_to_sqlite.py")]
+        home = tmp_path_factory.mktemp("archive")
+        # The JVM writes it after its Python has ended, and holds the pipes open until then.
+        subprocess.run([*example, str(home), "60"], check=True, capture_output=True)
+        fresh.replace(archive)
+    jvm(f"-XX:SharedArchiveFile={archive}")
     yield
+    if before is None:
+        del os.environ["JAVA_TOOL_OPTIONS"]
+    else:
+        os.environ["JAVA_TOOL_OPTIONS"] = before
+
+
+# --- sessions
+
+
+@pytest.fixture(scope="session")
+def local_spark():
+    from sessions import Local
+
+    local = Local()
+    yield local
     local.stop()
+
+
+@pytest.fixture(scope="module")
+def spark(local_spark):
+    return local_spark.start()
+
+
+@pytest.fixture(scope="module")
+def spark_free(local_spark):
+    """No Spark runs in this process."""
+    local_spark.stop()

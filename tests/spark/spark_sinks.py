@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import ClassVar
+
+import msgspec
 
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite import SqliteSink
 
 
 class FailingPublish(SqliteSink):
-    """Fails its first publication, and then each second one."""
+    """Fails the first publication into its file."""
 
     async def publish(self, key, attempts):
         marker = Path(f"{self.path}.failed")
@@ -100,3 +103,37 @@ async def no_op(batch):
 
 def no_op_factory(options):
     return no_op
+
+
+class Keyed:
+    """Keeps what each key came with; made anew for each set of options, its finds are shared."""
+
+    seen: ClassVar[dict[str, object]] = {}
+
+    async def open(self): ...
+    async def close(self): ...
+    async def send(self, batch):
+        raise AssertionError("it was to be sent with keys")
+
+    async def send_keyed(self, batch, keys):
+        for record, key in zip(batch, keys, strict=True):
+            assert self.seen.setdefault(key, record) == record
+
+
+def keyed(options):
+    return Keyed()
+
+
+class Reading(msgspec.Struct):
+    value: int
+    name: str = ""
+
+
+def types_into_a_file(options):
+    """A handler that notes what it was given."""
+
+    async def handle(batch):
+        with Path(options["path"]).open("a") as file:  # noqa: ASYNC230
+            file.writelines(f"{each!r}\n" for each in batch)
+
+    return handle

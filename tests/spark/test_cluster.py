@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from chispa import assert_df_equality
-from cluster import Cluster, children
+from cluster import Cluster, children, kill
+from killed_driver import ROWS_PER_BATCH
 
 from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import BatchQueueDataSource, DriverSink
@@ -43,16 +45,40 @@ def wait_for(condition, process=None, timeout=120):
         time.sleep(0.02)
 
 
-def kill(process):
-    for pid in [process.pid, *children(process.pid)]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.wait(30)
-
-
 # --- the driver is killed
+
+
+class Driver:
+    """A driver in a process of its own, which can start Spark before it is its turn."""
+
+    def __init__(self, home, name):
+        self.home, self.name = home, name
+        with (home / f"{name}.log").open("wb") as log:
+            command = [sys.executable, str(HERE / "killed_driver.py"), str(home), name]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def go(self):
+        wait_for((self.home / f"{self.name}.ready").exists, self.process)
+        (self.home / f"{self.name}.go").touch()
+        wait_for((self.home / f"{self.name}.started").exists, self.process)
+
+
+def point_of(home):
+    """How far the batch was that a kill found: which of the offsets, the sink's note and Spark's commit there are."""
+
+    def last(log):
+        return max((int(each.name) for each in (home / "checkpoint" / log).glob("[0-9]*")), default=-1)
+
+    try:
+        with closing(sqlite3.connect(home / "out.db")) as database:
+            delivered = database.execute("SELECT coalesce(max(number), -1) FROM batchqueue_ledger").fetchone()[0]
+    except sqlite3.OperationalError:
+        delivered = -1
+    planned, committed = last("offsets"), last("commits")
+    assert committed <= delivered <= planned or planned == -1
+    if delivered > committed:
+        return "between the sink's commit and Spark's"
+    return "amid a batch" if planned > committed else "between batches"
 
 
 def test_a_driver_killed_at_random_points_leaves_exact_rows(tmp_path):
@@ -60,27 +86,28 @@ def test_a_driver_killed_at_random_points_leaves_exact_rows(tmp_path):
     chance = random.Random(20_26)
     path = tmp_path / "out.db"
     found = 0
-    for _ in range(KILLS):
-        (tmp_path / "started").unlink(missing_ok=True)
-        with (tmp_path / "driver.log").open("wb") as log:
-            driver = subprocess.Popen(
-                [sys.executable, str(HERE / "killed_driver.py"), str(tmp_path)],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            wait_for((tmp_path / "started").exists, driver)
+    points = Counter()
+    following = Driver(tmp_path, "0")
+    try:
+        for number in range(KILLS):
+            driver = following
+            driver.go()
+            following = Driver(tmp_path, str(number + 1))  # starts Spark while the other one writes
             if chance.random() < 0.7:  # in the most cases after it wrote something, so that the campaign gets on
                 before = found
-                wait_for(lambda: len(select(path)) > before, driver)  # noqa: B023
+                wait_for(lambda: len(select(path)) > before, driver.process)  # noqa: B023
             time.sleep(chance.uniform(0.0, 0.6))  # the point of the kill is the chance: nothing waits for this
-        finally:
-            kill(driver)
-        rows = select(path)
-        assert rows == list(range(len(rows)))
-        assert len(rows) >= found
-        found = len(rows)
+            kill(driver.process)
+            points[point_of(tmp_path)] += 1
+            rows = select(path)
+            assert rows == list(range(len(rows)))
+            assert len(rows) % ROWS_PER_BATCH == 0, "a part of a batch is in"
+            assert len(rows) >= found
+            found = len(rows)
+    finally:
+        kill(driver.process)
+        kill(following.process)
+    print(f"{KILLS} kills, {found} rows; killed {dict(points)}")  # noqa: T201 - with `pytest -s` the campaign tells
     assert found > 0
 
 
@@ -96,7 +123,7 @@ def cluster(tmp_path_factory, spark_free):
 
 @pytest.fixture(scope="module")
 def session(cluster):
-    from conftest import builder
+    from sessions import builder
 
     found = (
         builder("cluster")
@@ -183,25 +210,56 @@ def test_an_executor_killed_amid_a_write_leaves_exact_rows(session, cluster, tmp
     assert_df_equality(written(session, path), frame, ignore_row_order=True, ignore_nullable=True)
 
 
-def test_a_stream_through_an_executor_kill_is_exact(session, cluster, tmp_path):
-    path = tmp_path / "out.db"
-    query = (
+def stream(session, tmp_path, **options):
+    """A counting stream through the executors into out.db."""
+    return (
         session.readStream.format("rate-micro-batch")
         .option("rowsPerBatch", 100)
         .option("numPartitions", 2)
         .option("startTimestamp", 0)
         .load()
         .writeStream.format("batchqueue")
-        .options(sink="sqlite", path=str(path), checkpointLocation=str(tmp_path / "checkpoint"))
+        .options(path=str(tmp_path / "out.db"), checkpointLocation=str(tmp_path / "checkpoint"), **options)
         .start()
     )
+
+
+def reach(query, path, rows):
+    """Wait until so many rows are in."""
+    wait_for(lambda: len(select(path)) >= rows or not query.isActive)
+    assert query.exception() is None
+
+
+def test_a_stream_goes_on_through_a_killed_executor_a_failed_commit_and_a_stop(session, cluster, tmp_path):
+    """Four queries, each from the checkpoint of the one before; in the end the rows are exactly the source's."""
+    path, flag = tmp_path / "out.db", tmp_path / "flag"
+    query = stream(session, tmp_path, sink="sqlite")
     try:
-        wait_for(lambda: len(select(path)) >= 200 or not query.isActive)
+        reach(query, path, 200)
         wait_for(lambda: len(cluster.executors()) > 0)
         os.kill(cluster.executors()[0], signal.SIGKILL)
-        before = len(select(path))
-        wait_for(lambda: len(select(path)) >= before + 300 or not query.isActive)
-        assert query.exception() is None
+        reach(query, path, len(select(path)) + 300)
+    finally:
+        query.stop()
+
+    before = len(select(path))
+    query = stream(session, tmp_path, sink="spark_sinks:failing_publish")
+    with pytest.raises(Exception, match="the commit fails"):
+        query.awaitTermination(120)
+    assert len(select(path)) == before
+
+    wait = Path(f"{flag}.wait")
+    wait.touch()
+    query = stream(session, tmp_path, sink="spark_sinks:slow", flag=str(flag))
+    wait_for(lambda: flag.exists() or not query.isActive)
+    query.stop()  # amid a write
+    wait.unlink()
+    assert query.exception() is None
+    assert len(select(path)) == before
+
+    query = stream(session, tmp_path, sink="sqlite")
+    try:
+        reach(query, path, before + 200)
     finally:
         query.stop()
     rows = select(path)

@@ -12,6 +12,7 @@ from contextlib import closing
 import msgspec
 import pyarrow as pa
 import pytest
+from spark_sinks import Keyed
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import SendResult
@@ -154,19 +155,44 @@ def test_a_reader_may_leave_early(spark, way):
     assert spark.range(5).count() == 5
 
 
-def test_no_more_rows_are_in_flight_than_allowed(spark):
-    seen = []
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_more_rows_are_in_flight_than_allowed(spark, workers):
+    """Rows that are made and not yet handled, and the record batch that they are made from."""
+    made = handled = most = 0
 
     async def handle(batch):
-        seen.append(len(batch))
+        nonlocal handled
         await asyncio.sleep(0.001)
+        handled += len(batch)
 
-    with DriverSink("bounded", consumer=handle, rows="tuple", rows_in_flight=400) as sink:
-        queue = sink._config
-        assert queue.buffer_size + queue.max_batch + sink._unit <= 300
+    config = bq.QueueConfig(workers=bq.WorkerPolicy.fixed(workers), partitions=bq.PartitionPolicy.fixed(workers))
+    with DriverSink("bounded", config, consumer=handle, rows="tuple", rows_in_flight=400) as sink:
+        convert = sink._convert
+
+        def counted(batch):
+            nonlocal made, most
+            items = convert(batch)
+            made += len(items)
+            most = max(most, made - handled)
+            return items
+
+        sink._convert = counted
         sink(numbers(spark, 3_000))
-    assert sum(seen) == 3_000
-    assert max(seen) <= 100
+    assert made == handled == 3_000
+    assert most <= 300  # a quarter is for the record batch
+
+
+def test_the_way_that_was_chosen_is_in_the_log(spark, logs):
+    with DriverSink("told", consumer=Recorder(), collect_bytes=1 << 20) as sink:
+        for rows in (10, 20, 1_000_000):
+            sink(spark.range(rows))
+    told = [event for event in logs if event["event"] == "spark_path_chosen"]
+    assert [(event["path"], event["bytes"], event["log_level"]) for event in told] == [
+        ("collect", 80, "info"),
+        ("collect", 160, "debug"),
+        ("stream", 8_000_000, "info"),
+    ]
+    assert {(event["sink"], event["limit"], event["known_from"]) for event in told} == {("told", 1 << 20, "spark")}
 
 
 def test_a_failing_handler_fails_the_call_with_its_own_error(spark):
@@ -371,6 +397,7 @@ def test_state_goes_on_through_a_skipped_batch(spark, tmp_path):
         ({"consumer": Recorder(), "sink": MemorySink()}, "exactly one"),
         ({"consumer": 7}, "async callable"),
         ({"sink": Recorder()}, "async open, send and close"),
+        ({"sink": Keyed(), "config": bq.QueueConfig(workers=bq.WorkerPolicy.fixed(2))}, "2 workers.*out of order"),
         ({"consumer": Recorder(), "rows": "list"}, "rows='list'"),
         ({"consumer": Recorder(), "rows": int}, "rows=<class 'int'>"),
         ({"consumer": Recorder(), "rows_in_flight": 3}, "rows_in_flight=3"),

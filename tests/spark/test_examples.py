@@ -8,12 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-
-from batchqueue_async.spark.listener import QueryListener
-from batchqueue_async.spark.pipeline import Load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -38,68 +34,24 @@ def test_batch_to_json_lines(tmp_path):
     assert "1000 lines in 4 files" in run("spark_batch_to_jsonl.py", tmp_path)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_the_demo_goes_on_after_an_interruption(tmp_path, how):
+def test_the_demo_goes_on_after_interruptions(tmp_path):
+    """It is interrupted when its first table is there, killed when it went on, and then left alone."""
     command = [sys.executable, str(EXAMPLES / "spark_demo.py"), "--directory", str(tmp_path / "demo"), "--no-plot"]
     command += ["--minutes", "5", "--rows-per-batch", "2000"]
-    first = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    database = tmp_path / "demo" / "results.db"
-    deadline = time.monotonic() + 200
-    while not database.exists():
-        assert first.poll() is None, first.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    first.send_signal(how)
-    told = first.communicate(timeout=120)[0]
-    assert first.returncode != 0
-    if how is signal.SIGINT:
-        assert "run it again to go on" in told
+    deadline = time.monotonic() + 300
+    for how, reached in ((signal.SIGINT, "results.db"), (signal.SIGKILL, "checkpoints/minute/commits/2")):
+        demo = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        while not (tmp_path / "demo" / reached).exists():
+            assert demo.poll() is None, demo.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        demo.send_signal(how)
+        told = demo.communicate(timeout=120)[0]
+        assert demo.returncode != 0
+        assert how is signal.SIGKILL or "run it again to go on" in told
     again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "going on with" in again.stdout
     assert len(re.findall(r"^(?:minute|service|slow) .* yes$", again.stdout, re.MULTILINE)) == 3
-
-
-def test_the_load_is_whole_minutes():
-    assert (Load().rows, Load(minutes=5, rows_per_batch=10, seconds_per_batch=40).rows) == (400_000, 80)
-
-
-# --- the listener
-
-
-def progress(batch, rows, **times):
-    return SimpleNamespace(
-        progress=SimpleNamespace(
-            id="q",
-            name="named",
-            batchId=batch,
-            numInputRows=rows,
-            processedRowsPerSecond=100.0 * batch,
-            batchDuration=500,
-            timestamp="1970-01-01T00:01:40.000Z",
-            eventTime=times,
-        )
-    )
-
-
-def test_the_listener_counts_what_spark_reports():
-    listener = QueryListener(now=lambda: 101.0)
-    listener.onQueryStarted(SimpleNamespace(id="q", name="named"))
-    listener.onQueryProgress(progress(1, 10, max="1970-01-01T00:01:31.000Z", watermark="1970-01-01T00:01:21.000Z"))
-    listener.onQueryProgress(progress(2, 0))
-    listener.onQueryIdle(None)
-    stats = listener.stats()["q"]
-    assert (stats.name, stats.batches, stats.rows, stats.rows_per_second) == ("named", 2, 10, 100.0)
-    assert (stats.durations.max, stats.lag.max, stats.event_lag.max) == (0.5, 1.0, 10.0)
-    assert stats.active
-    listener.onQueryTerminated(SimpleNamespace(id="q", exception="it failed"))
-    assert (listener.stats()["q"].active, listener.stats()["q"].failed) == (False, True)
-
-
-def test_the_listener_takes_reports_in_any_order():
-    listener = QueryListener()
-    listener.onQueryTerminated(SimpleNamespace(id="gone", exception=None))
-    listener.onQueryProgress(progress(1, 5))
-    assert {query: each.active for query, each in listener.stats().items()} == {"gone": False, "q": True}

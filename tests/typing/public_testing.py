@@ -6,6 +6,8 @@ import asyncio
 from typing import assert_type
 
 from batchqueue_async.testing import (
+    FaultCounts,
+    FaultProxy,
     IdleRecordingHandler,
     RecordingErrorHandler,
     RecordingHandler,
@@ -34,6 +36,10 @@ async def main() -> int:
         with loop.hold_clock():
             assert_type(await loop.run_in_executor(None, len, "ab"), int)
         loop.call_at(1.0, print, "a", "b")
+    async with FaultProxy("127.0.0.1:5432") as proxy:
+        await proxy.switch("delay", seconds=0.5)
+        assert_type(proxy.address, str)
+        assert_type(proxy.counts(), FaultCounts)
     return 1
 
 

@@ -1,0 +1,141 @@
+"""The circuit breaker: a state machine that is asked before each send and told of each result. Pure.
+
+    closed -- threshold failures in a row --> open -- reset_timeout --> half open -- the probe succeeds --> closed
+                                                ^                          |
+                                                +-- the probe fails -------+
+
+Whoever may send gets a ticket, and the result comes back with it. A ticket of an earlier state has no say any more:
+what was sent before the breaker opened must not close it, nor end a probe.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from batchqueue_async.export.config import BreakerPolicy
+
+BreakerState = Literal["closed", "open", "half_open"]
+REFUSED = 0
+
+
+class Breaker:
+    """One breaker; time comes in as an argument.
+
+    Example:
+        >>> from batchqueue_async.export.config import BreakerPolicy
+        >>> breaker = Breaker(BreakerPolicy(threshold=1, reset_timeout=30.0))
+        >>> breaker.failure(breaker.acquire(0.0), 0.0)
+        >>> breaker.acquire(29.0), breaker.wait(29.0)
+        (0, 1.0)
+        >>> probe = breaker.acquire(30.0)
+        >>> breaker.acquire(30.0), breaker.state
+        (0, 'half_open')
+        >>> breaker.success(probe)
+        >>> breaker.state
+        'closed'
+
+    Attributes:
+        state: what it is.
+        opens: how often it opened.
+        rejected: how many sends it refused.
+        failures: failures in a row, while closed.
+    """
+
+    __slots__ = (
+        "_enabled",
+        "_generation",
+        "_policy",
+        "_probing",
+        "_ramp",
+        "_until",
+        "failures",
+        "opens",
+        "rejected",
+        "state",
+    )
+
+    def __init__(self, policy: BreakerPolicy) -> None:
+        self._policy = policy
+        self._enabled = policy.enabled
+        self._generation = 1
+        self._until = 0.0
+        self._probing = False
+        self._ramp: int | None = None
+        self.state: BreakerState = "closed"
+        self.failures = 0
+        self.opens = 0
+        self.rejected = 0
+
+    def acquire(self, now: float) -> int:
+        """A ticket for one send, or `REFUSED`."""
+        if self.state == "closed":
+            return self._generation
+        if self._probing or now < self._until:
+            self.rejected += 1
+            return REFUSED
+        self.state = "half_open"
+        self._probing = True
+        self._generation += 1
+        return self._generation
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until it is worth to ask again: 0 is now, None is when the probe has ended."""
+        if self.state == "closed":
+            return 0.0
+        if self._probing:
+            return None
+        return max(0.0, self._until - now)
+
+    def success(self, ticket: int) -> None:
+        """The destination took it, or answered that it won't: it is well."""
+        if ticket != self._generation:
+            return
+        self.failures = 0
+        if self.state == "closed":
+            if self._ramp is not None:
+                self._ramp += 1
+            return
+        self.state = "closed"
+        self._probing = False
+        self._generation += 1
+        self._ramp = 1 if self._policy.ramp else None
+
+    def failure(self, ticket: int, now: float) -> None:
+        """The destination is not well."""
+        if ticket != self._generation or not self._enabled:
+            return
+        self.failures += 1
+        if self.state != "closed" or self.failures >= self._policy.threshold:
+            self.trip(now)
+
+    def release(self, ticket: int) -> None:
+        """The send came to no result; if it was the probe, the next one is."""
+        if ticket == self._generation and self._probing:
+            self._probing = False
+            self._generation += 1
+
+    def trip(self, now: float) -> None:
+        """Open it, whatever it was."""
+        self.state = "open"
+        self.opens += 1
+        self.failures = 0
+        self._probing = False
+        self._ramp = None
+        self._generation += 1
+        self._until = now + self._policy.reset_timeout
+
+    def reset(self) -> None:
+        """Let the next send be a probe now, rather than after `reset_timeout`."""
+        self._until = 0.0
+
+    def limit(self, full: int) -> int:
+        """How many sends may be under way, of `full`: one for the probe, then one more with each success."""
+        if self.state != "closed":
+            return 1
+        if self._ramp is None:
+            return full
+        if self._ramp >= full:
+            self._ramp = None
+            return full
+        return self._ramp

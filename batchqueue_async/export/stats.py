@@ -1,0 +1,212 @@
+"""What an exporter tells about itself: cheap counts inside, frozen snapshots outside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from batchqueue_async.durable.stats import DurableStats
+    from batchqueue_async.export.breaker import BreakerState
+
+
+class Counts:
+    """The running counts of one exporter; touched by its loop alone."""
+
+    __slots__ = (
+        "accepted",
+        "accepted_batches",
+        "backoff",
+        "dead_lettered",
+        "delivered",
+        "delivered_batches",
+        "disk_full",
+        "failover_in",
+        "failover_out",
+        "failures",
+        "isolations",
+        "latency",
+        "pauses",
+        "preparing",
+        "refused",
+        "retries",
+        "retry_failures",
+        "retry_successes",
+        "sending",
+        "skipped",
+        "splits",
+    )
+
+    def __init__(self) -> None:
+        self.accepted = self.accepted_batches = self.refused = 0
+        self.delivered = self.delivered_batches = self.skipped = self.dead_lettered = 0
+        self.retries = self.retry_successes = 0
+        self.retry_failures: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.splits = self.isolations = self.pauses = self.disk_full = 0
+        self.failover_in = self.failover_out = 0
+        self.sending = self.preparing = 0
+        self.backoff = 0.0
+        self.latency: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterStats:
+    """An exporter at one moment.
+
+    `accepted + recovered == delivered + dead_lettered + dropped_after + failover_evicted + records +
+    failover_records`, where records under way count among `records`.
+
+    Example:
+        >>> import asyncio, batchqueue_async as bq
+        >>> from batchqueue_async.sinks.memory import MemorySink
+        >>> async def main() -> None:
+        ...     async with bq.Exporter(MemorySink()) as exporter:
+        ...         await exporter.consume(["a", "b"])
+        ...         await exporter.flush()
+        ...         stats = exporter.stats()
+        ...         print(stats.accepted, stats.delivered, stats.records, stats.breaker)
+        >>> asyncio.run(main())
+        2 2 0 closed
+
+    Attributes:
+        name: the exporter's name.
+        accepted: records that `consume` confirmed; accepted_batches: the calls.
+        recovered: records that were on disk when the exporter was opened.
+        refused: records that `consume` did not take, since there was no room.
+        delivered: records that the sink took; delivered_batches: its sends that succeeded, parts of batches included.
+        skipped: those of the delivered that the destination had already, by their keys.
+        dead_lettered: records that were given up.
+        dropped: records dropped by the send queue's bounds, by reason: `oldest`, `newest` (these were never
+            accepted), `max_age`.
+        records: records in the send queue, those under way included.
+        bytes: their bytes; on disk, of the whole directory.
+        max_records: the bound on them, or None.
+        max_bytes: likewise.
+        utilization: the fuller of the two, 0 to 1.
+        disk_available_bytes: what the file system has left, when it was last asked; None without a path.
+        disk_full: calls of `consume` that met a full disk or quota, likewise.
+        retries: batches sent again; retry_successes: those of them that the sink took.
+        retry_failures: those that failed again, by kind of error: `retryable`, `throttled`, `timeout`, `connection`,
+            `os`, `auth`, `too_large`, `permanent`, `unexpected`.
+        failures: all sends that failed, by kind.
+        splits: batches halved because they were too large; isolations: because they held what is refused for good.
+        backoff: seconds that the batch that failed last is put off.
+        breaker: the circuit breaker's state.
+        breaker_opens: how often it opened.
+        breaker_rejected: how often it kept a batch from being sent.
+        paused: whether the destination refuses our credentials; pauses: how often it did.
+        workers_active: batches under way; workers_total: how many may be.
+        preparers_active: batches that are being prepared; senders_active: batches that are with a sender.
+        sends_in_flight: calls of the sink that have not returned.
+        latency: the moving average of the sink's latency in seconds; None before the first success.
+        failover_records, failover_entries, failover_bytes: what is in the failover queue.
+        failover_in, failover_out, failover_evicted: records that came into it, left it delivered, or had to make room.
+        durable: the durable send queue's own counts, or None.
+    """
+
+    name: str
+    accepted: int
+    accepted_batches: int
+    recovered: int
+    refused: int
+    delivered: int
+    delivered_batches: int
+    skipped: int
+    dead_lettered: int
+    dropped: Mapping[str, int]
+    records: int
+    bytes: int
+    max_records: int | None
+    max_bytes: int | None
+    utilization: float
+    disk_available_bytes: int | None
+    disk_full: int
+    retries: int
+    retry_successes: int
+    retry_failures: Mapping[str, int]
+    failures: Mapping[str, int]
+    splits: int
+    isolations: int
+    backoff: float
+    breaker: BreakerState
+    breaker_opens: int
+    breaker_rejected: int
+    paused: bool
+    pauses: int
+    workers_active: int
+    workers_total: int
+    preparers_active: int
+    senders_active: int
+    sends_in_flight: int
+    latency: float | None
+    failover_records: int
+    failover_entries: int
+    failover_bytes: int
+    failover_in: int
+    failover_out: int
+    failover_evicted: int
+    durable: DurableStats | None = field(repr=False)
+
+    @property
+    def dropped_after(self) -> int:
+        """Records dropped after they were accepted."""
+        return sum(count for reason, count in self.dropped.items() if reason != "newest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """Records that an exporter gave up, as its report has them.
+
+    Example:
+        >>> GivenUp(records=["secret"], reason="PermanentError: 400")
+        GivenUp(reason='PermanentError: 400')
+
+    Attributes:
+        records: the records.
+        reason: why.
+    """
+
+    records: Sequence[Any] = field(repr=False)
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What became of the records of an exporter, up to the end of its shutdown.
+
+    Example:
+        >>> late = ["late"]
+        >>> ExportReport(
+        ...     name="spans", delivered=8, dead_lettered=0, undelivered=late, on_disk=0, elapsed=30.0
+        ... ).complete
+        False
+
+    Attributes:
+        name: the exporter's name.
+        delivered: records that the sink took.
+        dead_lettered: records that were given up.
+        undelivered: without a path, the records that the deadline left over, in their order; some of them may have
+            been delivered by a send that was cut off.
+        on_disk: with a path, how many records stay there for the next opening.
+        elapsed: seconds that the shutdown took.
+        dropped: records dropped by the bounds, by reason.
+        given_up: without a path, what was given up, the newest 1,000 records of it.
+    """
+
+    name: str
+    delivered: int
+    dead_lettered: int
+    undelivered: list[Any] = field(repr=False)
+    on_disk: int
+    elapsed: float
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    given_up: Sequence[GivenUp] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was left over."""
+        return not self.undelivered and not self.on_disk

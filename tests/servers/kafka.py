@@ -1,0 +1,163 @@
+"""Apache Kafka in KRaft mode: one node, broker and controller, its jars resolved with Maven."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+import uuid
+from typing import TYPE_CHECKING
+
+from servers import base
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION = "4.3.1"
+
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>batchqueue.tests</groupId><artifactId>kafka</artifactId><version>1</version>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+  </dependencies>
+</project>
+"""
+
+LOG4J = """<?xml version="1.0"?>
+<Configuration status="ERROR">
+  <Appenders><Console name="out"><PatternLayout pattern="%d %p %c %m%n"/></Console></Appenders>
+  <Loggers><Root level="WARN"><AppenderRef ref="out"/></Root></Loggers>
+</Configuration>
+"""
+
+OLDEST_JAVA = 17
+
+
+class Kafka(base.Server):
+    """A broker for PLAINTEXT at `address` and SASL/PLAIN at `sasl_address`; topics are made on demand, 3 partitions."""
+
+    name = "kafka"
+    start_timeout = 90.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sasl_port = base.free_port()
+        self.proxied_port = base.free_port()
+        self.controller_port = base.free_port()
+        self.advertised: int | None = None
+        self.java: str
+        self.jars: Path
+
+    @property
+    def sasl_address(self) -> str:
+        return f"{base.HOST}:{self.sasl_port}"
+
+    @property
+    def proxied_address(self) -> str:
+        """The listener that says of itself to be at port `advertised`: what stands in between goes there."""
+        return f"{base.HOST}:{self.proxied_port}"
+
+    def prepare(self) -> None:
+        self.java = java()
+        self.jars = jars()
+        self.write_configuration()
+        (self.directory / "log4j2.xml").write_text(LOG4J)
+        config = str(self.directory / "server.properties")
+        self.run(*self._java(), "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", config)
+
+    def write_configuration(self) -> None:
+        """Write server.properties; it counts from the next start on."""
+        proxied = self.advertised or self.proxied_port
+        listeners = {"PLAINTEXT": self.port, "SASL": self.sasl_port, "PROXIED": self.proxied_port}
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@{base.HOST}:{self.controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": _listeners(listeners | {"CONTROLLER": self.controller_port}),
+            "advertised.listeners": _listeners(listeners | {"PROXIED": proxied}),
+            "listener.security.protocol.map": (
+                "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,SASL:SASL_PLAINTEXT"
+            ),
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": (
+                "org.apache.kafka.common.security.plain.PlainLoginModule required "
+                'username="admin" password="admin-secret" user_tester="right-password";'
+            ),
+            "log.dirs": self.directory / "data",
+            "num.partitions": 3,
+            "auto.create.topics.enable": "true",
+            "offsets.topic.num.partitions": 1,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            # A killed broker may come back when its old session is over.
+            "broker.session.timeout.ms": 2_000,
+            "broker.heartbeat.interval.ms": 500,
+            "group.initial.rebalance.delay.ms": 0,
+            "num.network.threads": 2,
+            "num.io.threads": 4,
+            "log.cleaner.dedupe.buffer.size": 4_194_304,
+            "log.cleaner.threads": 1,
+        }
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        (self.directory / "server.properties").write_text(text)
+
+    def command(self) -> list[str]:
+        return [*self._java(), "kafka.Kafka", str(self.directory / "server.properties")]
+
+    def ready(self) -> bool:
+        return all(map(base.can_connect, (self.port, self.sasl_port, self.proxied_port)))
+
+    def _java(self) -> list[str]:
+        options = ["-Xmx384m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+        log4j = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.xml'}"
+        return [self.java, *options, log4j, "-cp", f"{self.jars}/*"]
+
+
+def java() -> str:
+    """A Java that is new enough for Kafka 4."""
+    found = shutil.which("java")
+    if found is None:
+        raise base.UnavailableError(f"there is no java on the PATH; Kafka 4 needs Java {OLDEST_JAVA}")
+    told = subprocess.run([found, "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=True)
+    (version,) = [line.split("=")[1] for line in told.stderr.splitlines() if "java.specification.version" in line]
+    if float(version) < OLDEST_JAVA:
+        raise base.UnavailableError(f"{found} is Java {version.strip()}; Kafka 4 needs Java {OLDEST_JAVA}")
+    return found
+
+
+def jars() -> Path:
+    """The broker's jars, from the cache or through Maven."""
+    directory = base.CACHE / f"kafka-{VERSION}"
+    with base.lock("kafka"):
+        if directory.is_dir():
+            return directory
+        maven = shutil.which("mvn")
+        if maven is None:
+            base.apt_install("maven")
+            maven = "mvn"
+        work = base.CACHE / "kafka-download"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        (work / "pom.xml").write_text(POM)
+        copy = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={work / 'jars'}")
+        done = subprocess.run([maven, "-q", "-B", *copy], cwd=work, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise base.UnavailableError(f"Maven cannot resolve org.apache.kafka:kafka_2.13:{VERSION}")
+        (work / "jars").rename(directory)
+        shutil.rmtree(work)
+    return directory
+
+
+def _listeners(ports: dict[str, int]) -> str:
+    return ",".join(f"{name}://{base.HOST}:{port}" for name, port in ports.items())
+
+
+def _cluster_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()

@@ -1,0 +1,69 @@
+"""More servers as fixtures: those of the HTTP, gRPC and message broker sinks."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from .base import provide
+from .collector import CollectorServer
+from .grpc import GrpcServer
+from .http import HttpServer
+from .prometheus import PrometheusServer
+
+
+def started(name, make):
+    server = provide(name, make)
+    try:
+        yield server
+    finally:
+        server.dispose()
+
+
+@pytest.fixture(scope="session")
+def http_process():
+    yield from started("http", HttpServer)
+
+
+@pytest.fixture
+def http_server(http_process):
+    if not http_process.running:  # a test may have killed it
+        http_process.start()
+    http_process.reset()
+    return http_process
+
+
+@pytest.fixture(scope="session")
+def grpc_process():
+    yield from started("grpc", GrpcServer)
+
+
+@pytest.fixture
+def grpc_server(grpc_process):
+    if not grpc_process.running:
+        grpc_process.start()
+    grpc_process.reset()
+    return grpc_process
+
+
+@pytest.fixture(scope="session")
+def collector(grpc_process):
+    """A Collector that passes on to the gRPC server."""
+    yield from started("otelcol", lambda: CollectorServer(grpc_process.address))
+
+
+@pytest.fixture(scope="session")
+def prometheus():
+    yield from started("prometheus", PrometheusServer)
+
+
+@pytest.fixture(scope="session")
+def certificate_files(tmp_path_factory):
+    """A certificate for 127.0.0.1 and localhost that nobody trusts by itself, and its key."""
+    directory = tmp_path_factory.mktemp("certificate")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+    options = f"-x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext {names} -keyout {key}"
+    subprocess.run(["openssl", "req", *options.split(), "-out", cert], check=True, capture_output=True)
+    return cert, key
