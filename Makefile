@@ -118,6 +118,10 @@ OUTAGE ?= 60
 chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds under load for each network sink, and what is lost by it
 	BATCHQUEUE_OUTAGE=$(OUTAGE) $(BIN)/pytest tests/sinks -k outage
 
+.PHONY: fuzz
+fuzz: $(STAMP) ## FUZZ=60 seconds of wrong bytes for the record parser; with coverage where atheris is installed
+	$(BIN)/python tests/durable/fuzz_records.py --seconds $(or $(FUZZ),60)
+
 .PHONY: bench-durable
 bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
 	$(BIN)/python tests/benchmarks/durable/bench.py
