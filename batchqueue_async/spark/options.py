@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.config import QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.export.config import BatchPolicy, BreakerPolicy, ExportConfig, RetryPolicy
+from batchqueue_async.export import BatchPolicy, BreakerPolicy, ExportConfig, RetryPolicy
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
 from batchqueue_async.sinks.base import Sink, StagingSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
