@@ -108,6 +108,11 @@ KILLS ?= 1000
 chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count what is lost
 	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
 
+.PHONY: chaos-export
+chaos-export: $(STAMP) ## outages of a minute for each sink, and CHAOS=100 kills of a process that exports to servers
+	BATCHQUEUE_OUTAGE=60 BATCHQUEUE_EXPORT_KILLS=$(or $(CHAOS),100) $(BIN)/pytest -o timeout=7200 \
+		-k "Outage or Killed or kills" tests/export tests/sinks
+
 .PHONY: bench-durable
 bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
 	$(BIN)/python tests/benchmarks/durable/bench.py
