@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.sinks.base import Attempt, BatchKey, StagingSink
 from batchqueue_async.spark import host
+from batchqueue_async.spark.exporting import WorkerExporterRoute, route_to
 from batchqueue_async.spark.feed import feed
 from batchqueue_async.spark.options import Options, read_options
-from batchqueue_async.spark.route import Route, SinkRoute, route_to
+from batchqueue_async.spark.route import Route, SinkRoute
 from batchqueue_async.spark.rows import converter
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ class Worker:
         self._turn = threading.Lock()
         self._route: Route = Route()
         self._queue = host.free_queue("batchqueue", replace(config, consumer=self._consume))
-        self._lasting = None if isinstance(self._target, StagingSink) else route_to(self._target)
+        self._lasting: Route | None = None
+        if self._options.export is not None:
+            self._lasting = WorkerExporterRoute(self._target, self._options.export)
+        elif not isinstance(self._target, StagingSink):
+            self._lasting = route_to(self._target)
 
     async def _consume(self, batch: Sequence[Any]) -> None:
         await self._route.consume(batch)
