@@ -117,9 +117,20 @@ KILLS ?= 1000
 chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count what is lost
 	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
 
+OUTAGE ?= 60
+
+.PHONY: chaos-export
+chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds for each network sink, and CHAOS=100 kills of the process
+	BATCHQUEUE_OUTAGE=$(OUTAGE) BATCHQUEUE_EXPORT_KILLS=$(or $(CHAOS),100) $(BIN)/pytest -o timeout=7200 \
+		-k "Outage or Killed or kills" tests/export tests/sinks
+
+.PHONY: fuzz
+fuzz: $(STAMP) ## FUZZ=60 seconds of wrong bytes for the record parser; with coverage where atheris is installed
+	$(BIN)/python tests/durable/fuzz_records.py --seconds $(or $(FUZZ),60)
+
 .PHONY: bench-durable
-bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
-	$(BIN)/python tests/benchmarks/durable/bench.py
+bench-durable: $(BENCH_STAMP) ## the durable queue beside its peers; BENCH="--help" tells of its options
+	$(BIN)/python tests/benchmarks/durable/bench.py $(BENCH)
 
 .PHONY: clean
 clean: ## remove the environment and everything generated

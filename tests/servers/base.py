@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -52,10 +53,19 @@ def closing_lines() -> list[str]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at; the system does not give it out again at once."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+    """A port of loopback that nobody listens at, and that the system gives to no connection by itself.
+
+    From its own range it would: to others before the server starts, and to who asks whether it has started, who then is
+    connected to himself.
+    """
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
 
 
 class Server:
@@ -140,9 +150,17 @@ class Server:
         """SIGKILL it, with all that it has started."""
         process = self.process
         if process is not None and process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            # Some are leaders of groups of their own, as PostgreSQL's are; and it does not start beside their rest.
+            everybody = [process.pid, *descendants(process.pid)]
+            for pid in everybody:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
+            end = time.monotonic() + self.stop_timeout
+            while any(map(alive, everybody)):
+                if time.monotonic() > end:
+                    raise RuntimeError(f"{self.name}: some of its processes outlive SIGKILL")
+                time.sleep(0.01)
 
     def restart(self) -> None:
         self.stop()
@@ -191,6 +209,32 @@ class Server:
                 self.kill()
                 raise RuntimeError(f"{self.name} does not serve after {self.start_timeout} s: {self.output()}")
             time.sleep(0.05)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        if fields := _status(int(path.name)):
+            children.setdefault(int(fields[1]), []).append(int(path.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that ended and waits to be asked for its result does not."""
+    fields = _status(pid)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def _status(pid: int) -> list[str]:
+    """The process's state, its parent, and more; nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def can_connect(port: int) -> bool:
