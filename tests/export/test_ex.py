@@ -316,6 +316,19 @@ async def test_ex_9_a_destination_that_goes_down_while_a_batch_is_split(place):
     assert sink.calls[-1] == [3, 4]
 
 
+async def test_ex_9_what_was_not_tried_counts_no_attempt(place):
+    """The half that the outage kept from being sent goes back as it came."""
+    sink = Destination(answer=script(bq.TooLargeError("413"), down(), down()))
+    retry = bq.RetryPolicy(initial=100.0, jitter=False, max_attempts=2)
+    async with exporter(sink, place, retry=retry, workers=bq.WorkerPolicy.fixed(1)) as export:
+        await export.consume([1, 2, 3, 4])
+        await settle()
+        assert sink.calls == [[1, 2, 3, 4], [1, 2], [3, 4]]
+        await export.flush()
+        assert check(export).dead_lettered == 0  # for none of them it was the second attempt that failed
+    assert sorted(sink.records) == [1, 2, 3, 4]
+
+
 # --- EX-10: refused credentials
 
 
