@@ -78,16 +78,20 @@ class Courier:
 
     async def deliver(self, parcel: Batch, leave: Pass) -> None:
         """Send a batch with this leave, which the gate gave, and settle all of it."""
+        delay = 0.0
         try:
             await _Trip(self, parcel).run(leave)
+        except Exception:
+            delay = self._backoff.delay(parcel.attempts)  # a fault of ours may last
+            raise
         finally:
             if parcel.unsettled:
-                # Cut off, or a fault of ours: nothing may stay leased by nobody.
-                await self._return(parcel)
+                # Cut off, or that fault: nothing may stay leased by nobody.
+                await self._return(parcel, delay)
 
-    async def _return(self, parcel: Batch) -> None:
+    async def _return(self, parcel: Batch, delay: float) -> None:
         try:
-            await parcel.nack(0.0, reason="cut_off")
+            await parcel.nack(delay, reason="cut_off")
         except QueueClosedError:
             return  # on disk it stays as it is, and in memory the report has it
 

@@ -186,6 +186,18 @@ async def test_a_sink_that_ends_as_cancelled_while_it_is_opened_again():
     assert sink.records == [1]
 
 
+async def test_failing_to_open_counts_for_the_breaker():
+    sink = Destination(opening=[down() for _ in range(6)])
+    retry = bq.RetryPolicy(initial=1.0, jitter=False, max_delay=1.0)
+    async with exporter(sink, breaker=bq.BreakerPolicy(threshold=3, reset_timeout=20.0), retry=retry) as export:
+        await export.consume([1])
+        await advance(15.0)
+        assert (export.breaker, sink.opens) == ("open", 4)
+        await export.flush()
+        assert check(export).breaker_opens == 3  # and two more by the probes
+    assert sink.records == [1]
+
+
 async def test_an_on_dead_letter_that_fails_is_logged(logs):
     def tell(records, reason):
         raise KeyError(records)
@@ -237,12 +249,20 @@ async def test_a_disk_that_is_full_for_dead_letters_keeps_the_records(tmp_path, 
 async def test_a_fault_of_ours_costs_one_delivery_and_is_told(logs):
     sink = Destination()
     async with exporter(sink) as export:
-        real, export._engine.courier.delivered = export._engine.courier.delivered, None
+        courier = export._engine.courier
+        answered, faults = courier.answered, [KeyError("a fault of ours")]
+
+        def once(leave):
+            if faults:
+                raise faults.pop()
+            answered(leave)
+
+        courier.answered = once
         await export.consume([1])
         await settle()
-        export._engine.courier.delivered = real
         await export.consume([2])
         await export.flush()
+        assert sink.records == [1, 2, 1]  # it went back into the queue, and was sent again after a delay
         assert "export_delivery_failed" in [event["event"] for event in logs]
         real, export._engine.queue.lease = export._engine.queue.lease, None
         await export.consume([3])
