@@ -123,6 +123,8 @@ class Pump:
             work.hints = state.hints()
             self._hints_due = now + _HINT_DELAY
             self._cancel("hints")
+        elif state.touched:
+            self._after("hints", self._hints_due - now, self.kick)
         work.sync = self._sync_due or any(frame.rank == ALWAYS for frame in work.frames)
         wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
         if not wanted and not self._room_waiters:

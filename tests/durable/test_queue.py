@@ -681,6 +681,26 @@ async def test_stats_count_everything_of_the_document():
         assert set(stats.seconds) == {"write", "sync", "hints"}
 
 
+async def test_hints_are_written_ten_milliseconds_after_they_are_due_and_not_with_every_round():
+    files = RecordingFiles()
+
+    def hints() -> int:
+        return sum(op.kind == "write" and op.path.suffix == ".ack" for op in files.log)
+
+    async with opened(files, durability="os") as queue:
+        for number in range(20):
+            await queue.put(b"%d" % number)
+            await (await queue.lease(1)).ack()
+        assert hints() <= 1, "no time has passed"
+        await asyncio.sleep(0.011)
+        before = hints()
+        assert before >= 1
+        await asyncio.sleep(10)
+        assert hints() == before, "nothing new to write"
+        async with opened(files.snapshot()) as again:
+            assert again.stats().records == 0
+
+
 # What leaves the memory while it waits
 
 
