@@ -160,9 +160,9 @@ class Pump:
     def _confirm(self, frame: Frame) -> None:
         if frame.rank == INTERVAL:
             self._interval_dirty = True
-        for at, waiter in enumerate(frame.waiters):
+        for seq, waiter in enumerate(frame.waiters, frame.first):
             if not waiter.done():
-                waiter.set_result(frame.first + at)
+                waiter.set_result(seq)
         frame.waiters = []
 
     def _after_round(self, outcome: Outcome) -> None:
