@@ -82,6 +82,10 @@ bench: $(BENCH_STAMP) ## the speed table beside other queues; BENCH="--help" tel
 bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BENCH="--help" tells of its options
 	$(BIN)/python -m tests.benchmarks.bridge $(BENCH)
 
+.PHONY: bench-export
+bench-export: $(STAMP) ## the exporter's speed table; a table, and JSON in bench-results/
+	$(BIN)/python -m tests.benchmarks.export --out bench-results/export.json $(BENCH)
+
 .PHONY: bench-profile
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
 	$(BIN)/python -m tests.benchmarks --profile $(or $(ROW),nowait)
@@ -107,6 +111,13 @@ KILLS ?= 1000
 .PHONY: chaos-durable
 chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count what is lost
 	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
+
+OUTAGE ?= 60
+
+.PHONY: chaos-export
+chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds for each network sink, and CHAOS=100 kills of the process
+	BATCHQUEUE_OUTAGE=$(OUTAGE) BATCHQUEUE_EXPORT_KILLS=$(or $(CHAOS),100) $(BIN)/pytest -o timeout=7200 \
+		-k "Outage or Killed or kills" tests/export tests/sinks
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## FUZZ=60 seconds of wrong bytes for the record parser; with coverage where atheris is installed

@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -52,10 +53,19 @@ def closing_lines() -> list[str]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at; the system does not give it out again at once."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+    """A port of loopback that nobody listens at, and that the system gives to no connection by itself.
+
+    From its own range it would: to others before the server starts, and to who asks whether it has started, who then is
+    connected to himself.
+    """
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
 
 
 class Server:

@@ -10,15 +10,16 @@ from .base import provide
 from .collector import CollectorServer
 from .grpc import GrpcServer
 from .http import HttpServer
+from .nats import NatsServer
 from .prometheus import PrometheusServer
+from .rabbitmq import RabbitServer
+from .redis import RedisServer
 
 
 def started(name, make):
     server = provide(name, make)
-    try:
-        yield server
-    finally:
-        server.dispose()
+    yield server
+    server.dispose()
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +29,7 @@ def http_process():
 
 @pytest.fixture
 def http_server(http_process):
-    if not http_process.running:  # a test may have killed it
-        http_process.start()
-    http_process.reset()
+    running(http_process).reset()
     return http_process
 
 
@@ -41,10 +40,44 @@ def grpc_process():
 
 @pytest.fixture
 def grpc_server(grpc_process):
-    if not grpc_process.running:
-        grpc_process.start()
-    grpc_process.reset()
+    running(grpc_process).reset()
     return grpc_process
+
+
+def running(server):
+    if not server.running:  # a test may have killed it
+        server.start()
+    return server
+
+
+@pytest.fixture(scope="session")
+def redis_process():
+    yield from started("redis", RedisServer)
+
+
+@pytest.fixture
+def redis_server(redis_process):
+    return running(redis_process)
+
+
+@pytest.fixture(scope="session")
+def nats_process():
+    yield from started("nats", NatsServer)
+
+
+@pytest.fixture
+def nats_server(nats_process):
+    return running(nats_process)
+
+
+@pytest.fixture(scope="session")
+def rabbit_process():
+    yield from started("rabbitmq", RabbitServer)
+
+
+@pytest.fixture
+def rabbit_server(rabbit_process):
+    return running(rabbit_process)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,220 @@
+"""A message a record to RabbitMQ, each confirmed by the broker. Needs `[amqp]`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError, TooLargeError
+from batchqueue_async.sinks.extras import require
+from batchqueue_async.sinks.held import Held
+from batchqueue_async.sinks.payloads import all_of, payloads, verdict
+from batchqueue_async.sinks.secrets import Secret, redacted, resolve
+from batchqueue_async.sinks.tls import context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from batchqueue_async.sinks.base import SendResult
+    from batchqueue_async.sinks.tls import TlsOption
+
+_LOST = "the connection broke"
+
+
+class _Line(NamedTuple):
+    """What a sink publishes through."""
+
+    connection: Any
+    exchange: Any
+
+
+class AmqpSink:
+    """Publishes each record as a message, and returns when the broker confirmed all; delivers at least once.
+
+    Records are bytes, text, or anything that has a form in JSON. `message_id` is the record's idempotency key. A
+    message that no queue takes comes back and is rejected, unless `mandatory` is off; one that the broker refuses, such
+    as for a full queue, is tried again. A batch of which the broker confirmed a part is not sent whole again.
+
+    Example:
+        >>> AmqpSink("amqp://shop:s3cret@localhost/orders", queue="rows")
+        AmqpSink('amqp://shop:***@localhost/orders', exchange='', queue='rows')
+    """
+
+    concurrent = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        queue: str | None = None,
+        exchange: str = "",
+        routing_key: str | Callable[[Any], str] | None = None,
+        user: str | Secret | None = None,
+        password: str | Secret | None = None,
+        persistent: bool = True,
+        mandatory: bool = True,
+        content_type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 10.0,
+        connect_timeout: float = 5.0,
+        tls: TlsOption = None,
+    ) -> None:
+        """Say where to publish, and how.
+
+        Args:
+            url: `amqp://host/vhost`, or `amqps://` for TLS.
+            queue: a durable queue, which is declared, and the routing key where none is given.
+            exchange: the exchange, which has to be there; "" is the one that leads to each queue by its name.
+            routing_key: the key of each message, or a function that gives it for a record.
+            user: `env:NAME`, `file:/path` or the value; also in the URL.
+            password: likewise.
+            persistent: whether the broker writes messages to its disk.
+            mandatory: whether messages that no queue takes are rejected, instead of dropped by the broker.
+            content_type: that of each message.
+            headers: those of each message.
+            timeout: seconds for the confirmation of a batch.
+            connect_timeout: seconds to connect.
+            tls: for `amqps`: a `Tls` or an SSL context; without, certificates are verified against the system's.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in {"amqp", "amqps"} or not parts.hostname:
+            raise ConfigError(f"AMQP sink: a URL of scheme {parts.scheme!r} is none of ours; give amqp:// or amqps://")
+        if queue is None and routing_key is None and not exchange:
+            raise ConfigError(
+                "AMQP sink: there is nowhere to send; give queue=..., or exchange=... and routing_key=..."
+            )
+        if tls not in {None, False} and parts.scheme == "amqp":
+            raise ConfigError("AMQP sink: amqp:// is without TLS, and tls=... is given; give amqps://")
+        if timeout <= 0 or connect_timeout <= 0:
+            raise ConfigError(f"AMQP sink: timeout={timeout}, connect_timeout={connect_timeout}; give seconds above 0")
+        self.url = url
+        self.queue = queue
+        self.exchange = exchange
+        self.timeout = timeout
+        self.connect_timeout = connect_timeout
+        self._shown = redacted(url)
+        self._routing_key = routing_key if routing_key is not None else queue or ""
+        self._user = None if user is None else Secret(user)
+        self._password = None if password is None else Secret(password)
+        self._tls = tls
+        self._mandatory = mandatory
+        self._properties = {
+            "content_type": content_type,
+            "headers": dict(headers or {}),
+            "delivery_mode": 1 + persistent,
+        }
+        self._held: Held[_Line] | None = None
+
+    def __repr__(self) -> str:
+        return f"AmqpSink({self._shown!r}, exchange={self.exchange!r}, queue={self.queue!r})"
+
+    async def open(self) -> None:
+        """Get ready; the connection is made at the first batch."""
+        require("aio_pika", "amqp")
+        if self._held is None:
+            self._held = Held(self._connect, _close)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        held, self._held = self._held, None
+        if held is not None:
+            await held.close()
+
+    async def send(self, batch: Sequence[Any]) -> SendResult | None:
+        """Publish the batch; returns when the broker has it."""
+        return await self._send(batch, None)
+
+    async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> SendResult | None:
+        """Publish the batch, each message with its record's key as `message_id`."""
+        return await self._send(batch, keys)
+
+    async def _send(self, batch: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
+        if self._held is None:
+            raise RuntimeError(f"AMQP sink {self._shown!r} is not open; call open() first")
+        bodies, errors = payloads(batch)
+        if not bodies:
+            return verdict(errors, len(batch))
+        line = await self._line(self._held)
+        calls = [
+            self._publish(line, batch[place], body, keys[place] if keys else None) for place, body in bodies.items()
+        ]
+        answers = await all_of(calls, self.timeout)
+        for place, answer in zip(bodies, answers, strict=True):
+            if isinstance(answer, Exception):
+                errors[place] = self._error(answer, line)
+        for error in errors.values():
+            if isinstance(error, TooLargeError):
+                raise error  # the broker closed the channel for one message, and does not say which
+        return verdict(errors, len(batch))
+
+    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None) -> None:
+        message = require("aio_pika", "amqp").Message(body, message_id=key, **self._properties)
+        routing = self._routing_key(record) if callable(self._routing_key) else self._routing_key
+        await line.exchange.publish(message, routing, mandatory=self._mandatory)
+
+    async def _line(self, held: Held[_Line]) -> _Line:
+        try:
+            async with asyncio.timeout(self.connect_timeout):
+                line = await held.get()
+        except Exception as error:  # noqa: BLE001 - the client raises errors of many kinds; all are judged in one place
+            raise self._error(error, None) from None
+        if line.connection.is_closed or line.exchange.channel.is_closed:
+            held.drop(line)
+            return await self._line(held)
+        return line
+
+    async def _connect(self) -> _Line:
+        client = require("aio_pika", "amqp")
+        parts = urlsplit(self.url)
+        address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+        url = require("yarl", "amqp").URL(address)
+        user = resolve(self._user) or unquote(parts.username or "guest")
+        password = resolve(self._password) or unquote(parts.password or "guest")
+        url = url.with_user(user).with_password(password)
+        options = {}
+        if parts.scheme == "amqps" and self._tls is not None:
+            options["ssl_context"] = context(self._tls)
+        connection = await client.connect(url, **options)
+        try:
+            channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+            if self.queue is not None:
+                await channel.declare_queue(self.queue, durable=True)
+            exchange = channel.default_exchange if not self.exchange else await channel.get_exchange(self.exchange)
+        except BaseException:  # a cancelled one too would leave its connection behind
+            await connection.close()
+            raise
+        return _Line(connection, exchange)
+
+    def _error(self, error: Exception, line: _Line | None) -> SinkError:
+        """What an error of the client means; a broken line is dropped."""
+        known = require("aio_pika.exceptions", "amqp")
+        inner = require("aiormq.exceptions", "amqp")
+        where = f"RabbitMQ at {self._shown}"
+        if isinstance(error, ConfigError):
+            raise error
+        if isinstance(error, known.PublishError):
+            return PermanentError(f"{where}: no queue takes the message from the exchange {self.exchange!r}")
+        if isinstance(error, known.DeliveryError):
+            return RetryableError(f"{where} did not take the message")
+        if line is not None and self._held is not None:
+            self._held.drop(line)
+        if isinstance(
+            error, known.AuthenticationError | known.ProbableAuthenticationError | inner.ChannelAccessRefused
+        ):
+            return AuthError(f"{where} refuses us; check user, password and permissions")
+        closed_early = isinstance(error, known.InvalidFrameError) and "Connection.Close" in str(error)
+        if isinstance(error, inner.ConnectionNotAllowed) or closed_early:  # the client expects no refusal there
+            return AuthError(f"{where} refuses us; check the virtual host and its permissions")
+        if isinstance(error, known.ChannelNotFoundEntity):
+            return RetryableError(f"{where} has no exchange {self.exchange!r}; declare it")
+        if isinstance(error, known.ChannelPreconditionFailed):
+            if "larger than" in str(error):
+                return TooLargeError(f"{where} takes no message of that size")
+            return PermanentError(f"{where}: the queue {self.queue!r} is there with other properties")
+        what = "took too long" if isinstance(error, TimeoutError) else f"{_LOST}: {type(error).__name__}"
+        return RetryableError(f"{where}: {what}")
+
+
+async def _close(line: _Line) -> None:
+    await line.connection.close()

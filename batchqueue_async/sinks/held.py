@@ -1,0 +1,75 @@
+"""A connection that is made when it is needed, shared by those who send, and replaced when it broke."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+
+
+class Held(Generic[T]):
+    """Holds one connection at most.
+
+    The exporter decides when to try again; clients that reconnect by themselves would send what was given up, or be
+    asleep when the server is back.
+
+    Example:
+        >>> async def make() -> object:
+        ...     return object()
+        >>> async def end(connection: object) -> None: ...
+        >>> async def main() -> bool:
+        ...     held = Held(make, end)
+        ...     first = await held.get()
+        ...     same = await held.get() is first
+        ...     held.drop(first)
+        ...     other = await held.get() is not first
+        ...     await held.close()
+        ...     return same and other
+        >>> asyncio.run(main())
+        True
+    """
+
+    def __init__(
+        self, make: Callable[[], Awaitable[T]], end: Callable[[T], Awaitable[None]], *, grace: float = 1.0
+    ) -> None:
+        self._make = make
+        self._end = end
+        self._grace = grace
+        self._current: T | None = None
+        self._turn = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def get(self) -> T:
+        """The connection; the first who asks makes it, the others wait for it."""
+        if self._current is not None:
+            return self._current
+        async with self._turn:
+            if self._current is None:
+                self._current = await self._make()
+            return self._current
+
+    def drop(self, broken: T) -> None:
+        """Forget a connection, unless it was replaced already; it is closed in the background."""
+        if broken is self._current:
+            self._current = None
+            task = asyncio.get_running_loop().create_task(self._finish(broken), name="sink-connection-closing")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Close the connection, and wait for those that are being closed."""
+        if self._current is not None:
+            self.drop(self._current)
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    async def _finish(self, connection: T) -> None:
+        # Whatever a client has to say about the end of a broken connection, it is the end.
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(self._grace):
+                await self._end(connection)

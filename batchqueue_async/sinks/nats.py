@@ -1,0 +1,212 @@
+"""A message a record to a NATS JetStream stream, each acknowledged. Needs `[nats]`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError, TooLargeError
+from batchqueue_async.sinks.extras import require
+from batchqueue_async.sinks.held import Held
+from batchqueue_async.sinks.payloads import all_of, payloads, verdict
+from batchqueue_async.sinks.secrets import Secret, redacted, resolve
+from batchqueue_async.sinks.tls import context
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from batchqueue_async.sinks.base import SendResult
+    from batchqueue_async.sinks.tls import TlsOption
+
+_SERVER_ERRORS = 500
+
+
+class _Line(NamedTuple):
+    client: Any
+    stream: Any
+
+
+class NatsSink:
+    """Publishes each record as a message, and returns when JetStream has stored all.
+
+    Delivers at least once; with keys exactly once within the stream's `duplicate_window`, as each message carries its
+    record's key as `Nats-Msg-Id`. What the stream had already is counted in `SendResult.skipped`.
+
+    Example:
+        >>> NatsSink("nats://shop:s3cret@localhost:4222", subject="rows.new")
+        NatsSink('nats://shop:***@localhost:4222', subject='rows.new')
+    """
+
+    concurrent = True
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        subject: str | Callable[[Any], str],
+        stream: str | None = None,
+        user: str | Secret | None = None,
+        password: str | Secret | None = None,
+        token: str | Secret | None = None,
+        credentials: str | os.PathLike[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 10.0,
+        connect_timeout: float = 5.0,
+        tls: TlsOption = None,
+    ) -> None:
+        """Say where to publish, and how.
+
+        Args:
+            url: `nats://host:port`, or `tls://`; several for a cluster.
+            subject: the subject, or a function that gives it for a record; a stream has to take it.
+            stream: the stream that has to take it; None takes any.
+            user: `env:NAME`, `file:/path` or the value.
+            password: likewise.
+            token: likewise.
+            credentials: a file with a JWT and its seed.
+            headers: those of each message.
+            timeout: seconds for the acknowledgements of a batch.
+            connect_timeout: seconds to connect.
+            tls: True, a `Tls` or an SSL context; None is TLS where the URL or the server says so, verified.
+        """
+        self.urls = [url] if isinstance(url, str) else list(url)
+        for each in self.urls:
+            scheme = urlsplit(each).scheme
+            if scheme not in {"nats", "tls", "ws", "wss"}:
+                raise ConfigError(f"NATS sink: a URL of scheme {scheme!r} is none of ours; give nats:// or tls://")
+        if not self.urls:
+            raise ConfigError("NATS sink: there is no URL; give one at least")
+        if timeout <= 0 or connect_timeout <= 0:
+            raise ConfigError(f"NATS sink: timeout={timeout}, connect_timeout={connect_timeout}; give seconds above 0")
+        self.subject = subject
+        self.stream = stream
+        self.timeout = timeout
+        self.connect_timeout = connect_timeout
+        self._shown = ", ".join(map(redacted, self.urls))
+        self._login = {
+            name: Secret(value)
+            for name, value in (("user", user), ("password", password), ("token", token))
+            if value is not None
+        }
+        self._credentials = credentials
+        self._headers = dict(headers or {})
+        self._tls = tls
+        self._held: Held[_Line] | None = None
+
+    def __repr__(self) -> str:
+        subject = self.subject if isinstance(self.subject, str) else "..."
+        return f"NatsSink({self._shown!r}, subject={subject!r})"
+
+    async def open(self) -> None:
+        """Get ready; the connection is made at the first batch."""
+        require("nats", "nats")
+        if self._held is None:
+            self._held = Held(self._connect, _close)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        held, self._held = self._held, None
+        if held is not None:
+            await held.close()
+
+    async def send(self, batch: Sequence[Any]) -> SendResult | None:
+        """Publish the batch; returns when the stream has it."""
+        return await self._send(batch, None)
+
+    async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> SendResult | None:
+        """Publish the batch, each message with its record's key as `Nats-Msg-Id`."""
+        return await self._send(batch, keys)
+
+    async def _send(self, batch: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
+        if self._held is None:
+            raise RuntimeError(f"NATS sink {self._shown!r} is not open; call open() first")
+        bodies, errors = payloads(batch)
+        if not bodies:
+            return verdict(errors, len(batch))
+        line = await self._line(self._held)
+        calls = [
+            self._publish(line, batch[place], body, keys[place] if keys else None) for place, body in bodies.items()
+        ]
+        answers = await all_of(calls, self.timeout)
+        skipped = 0
+        for place, answer in zip(bodies, answers, strict=True):
+            if isinstance(answer, Exception):
+                errors[place] = self._error(answer, line)
+            elif answer.duplicate:
+                skipped += 1
+        return verdict(errors, len(batch), skipped=skipped)
+
+    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None) -> Any:
+        subject = self.subject(record) if callable(self.subject) else self.subject
+        headers = self._headers if key is None else {**self._headers, "Nats-Msg-Id": key}
+        return await line.stream.publish(
+            subject, body, timeout=self.timeout, stream=self.stream, headers=dict(headers) or None
+        )
+
+    async def _line(self, held: Held[_Line]) -> _Line:
+        try:
+            async with asyncio.timeout(self.connect_timeout):
+                line = await held.get()
+        except Exception as error:  # noqa: BLE001 - the client raises errors of many kinds; all are judged in one place
+            raise self._error(error, None) from None
+        if not line.client.is_connected:
+            held.drop(line)
+            return await self._line(held)
+        return line
+
+    async def _connect(self) -> _Line:
+        options: dict[str, Any] = {name: resolve(value) for name, value in self._login.items()}
+        if self._credentials is not None:
+            options["user_credentials"] = str(self._credentials)
+        if (tls := context(self._tls)) is not None:
+            options["tls"] = tls
+        client = require("nats", "nats").NATS()
+        try:
+            await client.connect(
+                servers=self.urls,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,  # how often a server is tried before the next; 0 tries for ever
+                reconnect_time_wait=0.0,
+                connect_timeout=max(1, round(self.connect_timeout)),
+                error_cb=_nothing,
+                **options,
+            )
+        except BaseException:  # a refused or cancelled one too would leave its connection behind
+            await client.close()
+            raise
+        return _Line(client, client.jetstream(timeout=self.timeout))
+
+    def _error(self, error: Exception, line: _Line | None) -> SinkError:
+        """What an error of the client means; a broken line is dropped."""
+        known = require("nats.errors", "nats")
+        stream = require("nats.js.errors", "nats")
+        where = f"NATS at {self._shown}"
+        if isinstance(error, ConfigError):
+            raise error
+        if isinstance(error, known.MaxPayloadError):
+            return TooLargeError(f"{where} takes no message of that size")
+        if isinstance(error, known.BadSubjectError | ValueError):
+            return PermanentError(f"{where}: a record's subject or headers can't be used")
+        if isinstance(error, known.NoRespondersError | stream.NoStreamResponseError):
+            return RetryableError(f"{where}: no stream takes the subject, or it has no leader; make one that does")
+        if isinstance(error, stream.APIError):
+            answer: Any = error
+            said = f"{where} answered with the error {answer.err_code}"
+            status: int = answer.code or _SERVER_ERRORS
+            return RetryableError(said) if status >= _SERVER_ERRORS else PermanentError(said)
+        if line is not None and self._held is not None:
+            self._held.drop(line)
+        if isinstance(error, known.AuthorizationError) or "authorization" in str(error).lower():
+            return AuthError(f"{where} refuses us; check user, password, token or credentials")
+        what = "took too long" if isinstance(error, TimeoutError) else f"the connection broke: {type(error).__name__}"
+        return RetryableError(f"{where}: {what}")
+
+
+async def _nothing(_error: Exception) -> None:
+    """The client would log what `send` raises."""
+
+
+async def _close(line: _Line) -> None:
+    await line.client.close()
