@@ -573,6 +573,19 @@ async def test_dead_letters_keep_their_reason_and_can_be_put_back():
         assert await queue.dead_letters() == []
 
 
+async def test_all_dead_letters_are_listed_those_of_earlier_runs_and_large_ones_too():
+    files = RecordingFiles()
+    for run in range(3):
+        async with opened(files) as queue:
+            await queue.put_many([b"%d" % run + bytes(9 << 20), b"small"])
+            await (await queue.lease(1, wait=0)).dead_letter("large")
+            await (await queue.lease(1, wait=0)).dead_letter("small")
+            letters = await queue.dead_letters()
+            assert [letter.seq for letter in letters] == list(range(1, 2 * run + 3))
+            assert [letter.seq for letter in await queue.dead_letters(2)] == [1, 2]
+            assert [letter.payload[:1] for letter in letters[::2]] == [b"%d" % number for number in range(run + 1)]
+
+
 async def test_a_dead_letter_that_cannot_be_written_stays_leased():
     files = RecordingFiles()
     async with opened(files) as queue:
