@@ -10,7 +10,7 @@ from itertools import count
 import aiokafka
 import pyarrow as pa
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from kafka_tools import create, read
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import BatchKey, KeyedSink, TransactionalSink
@@ -47,30 +47,6 @@ async def sink(make):
     sink = make()
     await sink.open()
     return sink
-
-
-async def create(kafka, topic, partitions=1, **configs):
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.address)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
-    await admin.close()
-
-
-async def read(kafka, topic):
-    """All committed messages of a topic, by partition."""
-    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed", "enable_auto_commit": False}
-    consumer = aiokafka.AIOKafkaConsumer(topic, bootstrap_servers=kafka.address, **options)
-    await consumer.start()
-    try:
-        places = sorted(consumer.assignment())
-        ends = await consumer.end_offsets(places)
-        found = []
-        for place in places:
-            while await consumer.position(place) < ends[place]:
-                found += (await consumer.getmany(place, timeout_ms=200)).get(place, [])
-        return found
-    finally:
-        await consumer.stop()
 
 
 def values(messages):
