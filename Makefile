@@ -86,10 +86,9 @@ bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BEN
 bench-export: $(STAMP) ## the exporter's speed table; a table, and JSON in bench-results/
 	$(BIN)/python -m tests.benchmarks.export --out bench-results/export.json $(BENCH)
 
-OUTAGE ?= 300
-.PHONY: chaos-export
-chaos-export: $(STAMP) ## an outage of OUTAGE seconds (300) under load: memory and disk stay within their bounds
-	BATCHQUEUE_OUTAGE=$(OUTAGE) $(BIN)/pytest tests/export/test_outage.py -o timeout=3600
+.PHONY: bench-sinks
+bench-sinks: $(STAMP) ## the sinks beside their bare clients, against real servers; a table, and JSON in bench-results/
+	$(BIN)/python -m tests.benchmarks.sinks --out bench-results/sinks.json $(BENCH)
 
 .PHONY: bench-profile
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
