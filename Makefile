@@ -82,6 +82,10 @@ bench: $(BENCH_STAMP) ## the speed table beside other queues; BENCH="--help" tel
 bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BENCH="--help" tells of its options
 	$(BIN)/python -m tests.benchmarks.bridge $(BENCH)
 
+.PHONY: bench-export
+bench-export: $(STAMP) ## the exporter's speed table; a table, and JSON in bench-results/
+	$(BIN)/python -m tests.benchmarks.export --out bench-results/export.json $(BENCH)
+
 .PHONY: bench-profile
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
 	$(BIN)/python -m tests.benchmarks --profile $(or $(ROW),nowait)
@@ -111,12 +115,17 @@ chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count wha
 OUTAGE ?= 60
 
 .PHONY: chaos-export
-chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds under load for each network sink, and what is lost by it
-	BATCHQUEUE_OUTAGE=$(OUTAGE) $(BIN)/pytest tests/sinks -k outage
+chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds for each network sink, and CHAOS=100 kills of the process
+	BATCHQUEUE_OUTAGE=$(OUTAGE) BATCHQUEUE_EXPORT_KILLS=$(or $(CHAOS),100) $(BIN)/pytest -o timeout=7200 \
+		-k "Outage or Killed or kills" tests/export tests/sinks
+
+.PHONY: fuzz
+fuzz: $(STAMP) ## FUZZ=60 seconds of wrong bytes for the record parser; with coverage where atheris is installed
+	$(BIN)/python tests/durable/fuzz_records.py --seconds $(or $(FUZZ),60)
 
 .PHONY: bench-durable
-bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
-	$(BIN)/python tests/benchmarks/durable/bench.py
+bench-durable: $(BENCH_STAMP) ## the durable queue beside its peers; BENCH="--help" tells of its options
+	$(BIN)/python tests/benchmarks/durable/bench.py $(BENCH)
 
 .PHONY: clean
 clean: ## remove the environment and everything generated

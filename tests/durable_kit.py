@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -137,6 +137,9 @@ class RecordingFiles:
         self._record("write", path, node, len(self.nodes[node]), data)
         self.nodes[node] += data
         return len(data)
+
+    def write_pieces(self, descriptor: int, pieces: Sequence[bytes]) -> int:
+        return self.write(descriptor, b"".join(pieces))
 
     def read(self, descriptor: int, size: int, offset: int) -> bytes:
         node, path, mode = self.descriptors[descriptor]

@@ -16,7 +16,7 @@ from batchqueue_async.errors import BatchQueueError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-COMMANDS = ("disk",)
+COMMANDS = ("disk", "size")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -27,12 +27,7 @@ class Admission:
         self._dropper = Dropper(state)
         self._turn = asyncio.Lock()
         self._closed = False
-        self._limited = bool(config.max_records is not None or config.max_bytes is not None or config.min_free_bytes)
-
-    @property
-    def guarded(self) -> bool:
-        """Whether there is anything to ask: without quotas, and with room on the disk, there isn't."""
-        return self._limited or self._pump.stalled or self._turn.locked()
+        pump.guards += bool(config.max_records is not None or config.max_bytes is not None or config.min_free_bytes)
 
     def close(self) -> None:
         """Those who wait for room give up."""
@@ -42,14 +37,12 @@ class Admission:
         if self._closed:
             raise QueueClosedError(f"durable queue {self._path}: closed while a put waited for room; it was not put")
 
-    def has_room(self, records: int, size: int) -> bool:
-        """Whether a put of this many records and bytes on disk may come in at once."""
-        # Behind others that wait, nobody passes: first come, first served.
-        return not self._turn.locked() and self._reason(records, size) is None
-
     async def admit(self, records: int, raw: int) -> bool:
         """Wait or make room, as `overflow` says; False when the put itself is dropped."""
         size = frame_size(records, raw)
+        # Behind others that wait, nobody passes: first come, first served.
+        if not self._turn.locked() and self._reason(records, size) is None:
+            return True
         config = self._config
         if not self._state.fits_ever(records, size):
             raise RecordTooLargeError(
@@ -58,11 +51,15 @@ class Admission:
             )
         if config.overflow in ("block", "drop_oldest"):
             timeout = config.block_timeout if config.overflow == "block" else None
+            # Meanwhile others line up behind this one, though there be room for them.
+            self._pump.guards += 1
             try:
                 async with asyncio.timeout(timeout), self._turn:
                     await self._await_room(records, size)
             except TimeoutError:
                 raise self._no_room("block_timeout is over", records, size) from None
+            finally:
+                self._pump.guards -= 1
             return True
         reason = self._reason(records, size)
         if reason is None:

@@ -24,7 +24,7 @@ class Dropper:
         state = self._state
         if reason == "max_records":
             limit = state.config.max_records or 0
-            wanted = state.records + state.pending_records + records - limit
+            wanted = state.records + state.pending.records + records - limit
             dropped = 0
             while dropped < wanted and (new := self._drop_next(wanted - dropped)):
                 dropped += new

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
-import weakref
-from contextlib import suppress
-from dataclasses import replace
+from asyncio import get_running_loop
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, cast
 
-from batchqueue_async.durable import compression, recovery
-from batchqueue_async.durable.admission import Admission
+from batchqueue_async.durable import recovery
 from batchqueue_async.durable.config import RANKS, Durability, DurableConfig
 from batchqueue_async.durable.files import Files, OsFiles
 from batchqueue_async.durable.format import MAX_FRAME, MAX_RECORDS, frame_size
-from batchqueue_async.durable.graveyard import Graveyard
-from batchqueue_async.durable.leasing import Leasing
-from batchqueue_async.durable.loader import Loader
-from batchqueue_async.durable.pump import DROPPED, Pump
-from batchqueue_async.durable.state import QueueState
+from batchqueue_async.durable.lifetime import Lifetime
+from batchqueue_async.durable.pump import DROPPED
 from batchqueue_async.durable.stats import DurableStats, snapshot
 from batchqueue_async.durable.worker import Runner, Worker
-from batchqueue_async.durable.writer import Writer
-from batchqueue_async.errors import (
-    ConfigError,
-    DurableQueueError,
-    ForkedError,
-    QueueClosedError,
-    RecordTooLargeError,
-    WrongLoopError,
-)
+from batchqueue_async.errors import ConfigError, RecordTooLargeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    import os
+    from collections.abc import Callable, Iterable
 
     from batchqueue_async.durable.dead_letters import DeadLetter
     from batchqueue_async.durable.lease import Lease
@@ -46,10 +32,8 @@ _LEASE_RECORDS = 1_000
 _LEASE_BYTES = 16 << 20
 _DEAD_LETTERS = 500
 
-_open_queues: weakref.WeakSet[DurableQueue] = weakref.WeakSet()
 
-
-class DurableQueue:
+class DurableQueue(Lifetime):
     """A queue on disk: what `put` has confirmed is delivered at least once, through crashes and restarts.
 
     Made with `open`, as an async context manager or with `await`. It belongs to the event loop that opened it, and to
@@ -70,20 +54,6 @@ class DurableQueue:
         path: its directory.
         config: what it was opened with.
     """
-
-    def __init__(
-        self, path: Path, config: DurableConfig, files: Files, wall: Callable[[], int], runner: Callable[..., Runner]
-    ) -> None:
-        self.path = path
-        self.config = config
-        self._files = files
-        self._wall = wall
-        self._make_runner = runner
-        self._phase = "new"
-        self._lock: int | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._closers: list[Callable[[], None]] = []
-        self._recovery: RecoveryReport
 
     @classmethod
     def open(
@@ -116,135 +86,6 @@ class DurableQueue:
             place /= name
         return cls(place, config or DurableConfig(), files or OsFiles(), wall_clock, runner)
 
-    def __repr__(self) -> str:
-        return f"DurableQueue({str(self.path)!r}, {self._phase})"
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self.__aenter__().__await__()
-
-    async def __aenter__(self) -> Self:
-        """Lock, recover, and start the I/O threads."""
-        if self._phase != "new":
-            raise DurableQueueError(f"durable queue {self.path}: {self._phase} already; call DurableQueue.open again")
-        self._phase = "opening"
-        self._loop = asyncio.get_running_loop()
-        self._writing = self._make_runner(self._loop, f"batchqueue-write-{self.path.name}")
-        self._reading = self._make_runner(self._loop, f"batchqueue-read-{self.path.name}")
-        boot = self._loop.create_task(self._boot())
-        try:
-            await asyncio.shield(boot)
-        except asyncio.CancelledError:
-            # The thread can't be stopped in the middle: it ends what it does, and the lock is given back then.
-            if boot.done():
-                self._undo_boot(boot)
-            else:
-                boot.add_done_callback(self._undo_boot)
-            raise
-        except BaseException as error:
-            self._release()
-            if isinstance(error, OSError):
-                raise DurableQueueError(f"durable queue {self.path}: can't be opened: {error}") from error
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _boot(self) -> None:
-        start, wall = self._loop.time(), self._wall()
-        survey, self._lock, free = await self._call(self._writing, self._prepare)
-        self._recovery = replace(survey.report, elapsed=self._loop.time() - start)
-        # The wall clock is asked once. From here on time is the loop's, so a clock that jumps expires nothing.
-        self._origin_ns = wall - int(start * 1e9)
-        config = self.config
-        self._state = state = QueueState(config, survey)
-        state.free_bytes = free
-        writer = Writer(
-            self._files,
-            self.path,
-            queue_id=survey.queue_id,
-            number=survey.next_number,
-            codec=compression.require(config.compression),
-            segment_bytes=config.rotate_bytes,
-            buffer=config.write_buffer,
-        )
-        dead_bytes = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
-        self._graveyard = Graveyard(state, self._open_dead, self.put_many, clock=self._now_ns, size=dead_bytes)
-        self._loader = Loader(self._files, self.path)
-        self._leasing = leasing = Leasing(
-            state,
-            self._loader,
-            self._reading,
-            files=self._files,
-            path=self.path,
-            clock=self._now_ns,
-            pump=lambda: self._pump,
-            bury=self._graveyard.bury,
-        )
-        self._pump = Pump(
-            state,
-            writer,
-            self._writing,
-            path=self.path,
-            clock=self._now_ns,
-            on_ready=leasing.serve,
-            on_deleted=self._forget_files,
-        )
-        self._admission = Admission(state, self._pump, self.path)
-        self._closers = [writer.close, self._loader.close]
-        state.outstanding = leasing.outstanding  # type: ignore[method-assign]  # the leases live in the shell
-        self._limit = max(1, min(config.max_record, MAX_FRAME - frame_size(1, 0)))
-        self._rank = RANKS[config.durability]
-        self._phase = "open"
-        _open_queues.add(self)
-        if state.touched or state.emptied:
-            self._pump.touch()
-
-    def _prepare(self) -> tuple[recovery.Survey, int, int | None]:
-        self._files.make_directory(self.path)
-        lock = self._files.lock(self.path / recovery.LOCK)
-        try:
-            survey = recovery.repair(recovery.Surveyor(self._files, self.path).survey(), self._files, self.path)
-            free = None
-            with suppress(OSError):
-                free = self._files.free_bytes(self.path)
-        except BaseException:
-            self._files.close(lock)
-            raise
-        return survey, lock, free
-
-    def _undo_boot(self, boot: asyncio.Task[None]) -> None:
-        if not boot.cancelled() and boot.exception() is None:
-            self._leasing.close()
-        self._release()
-
-    def _release(self) -> None:
-        self._phase = "closed"
-        self._writing.stop()
-        self._reading.stop()
-        while self._closers:
-            self._closers.pop()()
-        if self._lock is not None:
-            self._files.close(self._lock)
-            self._lock = None
-
-    async def _call(self, runner: Runner, call: Callable[..., Any], *arguments: Any) -> Any:
-        future: asyncio.Future[Any] = self._loop.create_future()
-
-        def done(result: Any, error: BaseException | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        runner.submit(call, *arguments, done=done)
-        return await future
-
-    def _now_ns(self) -> int:
-        return self._origin_ns + int(self._loop.time() * 1e9)
-
     # Putting
 
     async def put(self, payload: bytes, durability: Durability | None = None) -> int:
@@ -258,7 +99,7 @@ class DurableQueue:
             DiskFullError: there is no room, and `overflow` says to refuse.
             QueueClosedError: the queue is closed.
         """
-        if self._phase != "open" or asyncio.get_running_loop() is not self._loop:
+        if self._open_loop is None or get_running_loop() is not self._open_loop:
             self._check()
         if type(payload) is not bytes:
             payload = _as_bytes(payload)
@@ -266,15 +107,13 @@ class DurableQueue:
         if size > self._limit:
             raise self._too_large(size)
         rank = self._rank if durability is None else self._rank_of(durability)
-        pump = self._pump
-        door = self._admission
-        if door.guarded and not door.has_room(1, size + frame_size(1, 0)) and not await door.admit(1, size):
+        if self._pump.guards and not await self._admission.admit(1, size):
             return DROPPED
-        future = pump.append(payload, rank)
+        future = self._state.pending.append(payload, size, rank)
         try:
             return await future
         except asyncio.CancelledError:
-            pump.withdraw(future)
+            self._pump.withdraw(future)
             raise
 
     async def put_many(self, payloads: Iterable[bytes], durability: Durability | None = None) -> range:
@@ -282,7 +121,8 @@ class DurableQueue:
 
         Cancelled, it does as `put` does. Dropped under `overflow="drop_newest"`, the range is empty.
         """
-        self._check()
+        if self._open_loop is None or get_running_loop() is not self._open_loop:
+            self._check()
         items = list(payloads)
         if not items:
             return range(0)
@@ -298,11 +138,9 @@ class DurableQueue:
                 f"atomic frame of {MAX_FRAME} bytes holds; put them in several calls"
             )
         rank = self._rank if durability is None else self._rank_of(durability)
-        whole = frame_size(len(items), raw)
-        door = self._admission
-        if door.guarded and not door.has_room(len(items), whole) and not await door.admit(len(items), raw):
+        if self._pump.guards and not await self._admission.admit(len(items), raw):
             return range(0)
-        future = self._pump.append_frame(items, raw, rank)
+        future = self._state.pending.append_frame(items, raw, rank)
         try:
             first = await future
         except asyncio.CancelledError:
@@ -337,7 +175,8 @@ class DurableQueue:
         Returns:
             A lease; empty and falsy when nothing came in time.
         """
-        self._check()
+        if self._open_loop is None or get_running_loop() is not self._open_loop:
+            self._check()
         if max_records < 1 or max_bytes < 1:
             raise ConfigError(f"DurableQueue.lease: max_records={max_records}, max_bytes={max_bytes}; give 1 or more")
         return await self._leasing.lease(max_records, max_bytes, wait)
@@ -384,96 +223,12 @@ class DurableQueue:
         ]
         return min(found, default=None)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the queue is closed, or closing."""
-        return self._phase != "open"
-
     def stats(self) -> DurableStats:
         """A snapshot of every count."""
         return snapshot(self._state)
-
-    async def close(self) -> None:
-        """Write what was accepted, seal the active segment, and let go of the directory.
-
-        Puts that wait for room and leases that wait for records get QueueClosedError. What is not acknowledged stays.
-        """
-        if self._phase in ("new", "forked"):
-            self._phase = "closed" if self._phase == "new" else self._phase
-            return
-        if self._closing is None:
-            if self._phase != "open":
-                return
-            self._phase = "closed"
-            self._closing = self._loop.create_task(self._shut())
-            self._closing.add_done_callback(self._shut_ended)
-        try:
-            # A cancelled close goes on in the background: half closed is no state to leave a queue in.
-            await asyncio.shield(self._closing)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._closing.cancelled() or task is None or task.cancelling():
-                raise
-            # Not this caller was cancelled but, with all tasks of the loop, the closing: that has ended then, too.
-
-    async def _shut(self) -> None:
-        self._leasing.close()
-        self._admission.close()
-        try:
-            await self._graveyard.close()
-            await self._pump.drain()
-        finally:
-            self._release()
-            _open_queues.discard(self)
-
-    def _shut_ended(self, closing: asyncio.Task[None]) -> None:
-        if closing.cancelled():
-            # Perhaps before it had begun: the directory is given back in any case, and nobody waits any longer.
-            self._leasing.close()
-            self._admission.close()
-            self._pump.abandon()
-            self._release()
-            _open_queues.discard(self)
-
-    def _forget_files(self, numbers: list[int]) -> None:
-        self._reading.submit(self._loader.forget, numbers, done=_nothing)
-
-    def _check(self) -> None:
-        if self._phase != "open":
-            if self._phase == "forked":
-                raise ForkedError(
-                    f"durable queue {self.path}: opened before a fork, and this is the child; its owner is the parent. "
-                    "Open another directory here, or close the queue before forking"
-                )
-            raise QueueClosedError(
-                f"durable queue {self.path}: {self._phase}, not open; use `async with DurableQueue.open(…)`"
-            )
-        if asyncio.get_running_loop() is not self._loop:
-            raise WrongLoopError(
-                f"durable queue {self.path}: called from another event loop than the one that opened it"
-            )
-
-
-def _nothing(_result: object, _error: BaseException | None) -> None:
-    """Closing descriptors of deleted files: nobody waits for it."""
 
 
 def _as_bytes(payload: object) -> bytes:
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(cast("bytes", payload))
     raise ConfigError(f"DurableQueue: a payload is bytes, not {type(payload).__name__}; encode it first")
-
-
-def _after_fork() -> None:
-    """In the child of a fork the threads are gone and the parent is still the owner."""
-    for queue in list(_open_queues):
-        queue._phase = "forked"
-        if queue._lock is not None:
-            # The parent's lock lives as long as any descriptor of it: a child must not keep it beyond the parent's end.
-            with suppress(OSError):
-                queue._files.close(queue._lock)
-            queue._lock = None
-    _open_queues.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

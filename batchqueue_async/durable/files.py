@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Protocol
 from batchqueue_async.errors import LockedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
+# What every POSIX system in use takes in one call; it is IOV_MAX there.
+_PIECES = 1024
 _LOCK_TRIES = 4
 _LOCK_PAUSE = 0.005
 
@@ -59,6 +62,10 @@ class Files(Protocol):
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         """Append some of `data`; how many bytes."""
+        ...
+
+    def write_pieces(self, descriptor: int, pieces: Sequence[bytes]) -> int:
+        """Append some of the pieces, as one write of them all; how many bytes."""
         ...
 
     def read(self, descriptor: int, size: int, offset: int) -> bytes:
@@ -139,6 +146,12 @@ class OsFiles:
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         """Append some of `data`."""
         return os.write(descriptor, data)
+
+    def write_pieces(self, descriptor: int, pieces: Sequence[bytes]) -> int:
+        """`writev`: nothing is copied before the kernel does it."""
+        if len(pieces) <= _PIECES:
+            return os.writev(descriptor, pieces)
+        return os.write(descriptor, b"".join(pieces))
 
     def read(self, descriptor: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes from `offset`, whatever the operating system's limit for one call is."""

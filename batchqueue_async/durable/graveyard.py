@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable import dead_letters
+from batchqueue_async.errors import BatchQueueError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -36,8 +38,7 @@ class Graveyard:
         self._put_many = put_many
         self._clock = clock
         self._size = size
-        self._dead: DurableQueue | None = None
-        self._turn = asyncio.Lock()
+        self._opening: asyncio.Task[DurableQueue] | None = None
 
     async def bury(self, runs: list[Run], reason: str) -> None:
         """Write records among the dead letters; returns when they are durable there."""
@@ -89,16 +90,24 @@ class Graveyard:
 
     async def close(self) -> None:
         """Close the second queue, if it was opened."""
-        async with self._turn:
-            if self._dead is not None:
-                await self._dead.close()
+        if self._opening is not None:
+            with suppress(BatchQueueError):
+                # It could not be opened: whoever asked for it was told.
+                await (await self._opening).close()
 
     async def _opened(self) -> DurableQueue:
-        async with self._turn:
-            if self._dead is None:
-                self._dead = await self._make()
-            return self._dead
+        if self._opening is None or (self._opening.done() and not _succeeded(self._opening)):
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+        # A task of its own: a caller that is cancelled leaves the opening to the next one, who would meet its lock.
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> DurableQueue:
+        return await self._make()
 
     def _count(self, dead: DurableQueue) -> None:
         # The first queue's own count began with what was there when it was opened.
         self._state.extra_bytes = dead.stats().disk_bytes - self._size
+
+
+def _succeeded(task: asyncio.Task[DurableQueue]) -> bool:
+    return not task.cancelled() and task.exception() is None

@@ -6,12 +6,10 @@ Lives on the loop. The writer's thread sees a round only while it works on it, s
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from batchqueue_async.durable import format as fmt
 from batchqueue_async.durable.dropping import Dropper
 from batchqueue_async.durable.files import NO_ROOM
 from batchqueue_async.durable.frame import ALWAYS, INTERVAL, Frame
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 DROPPED = -1
 _ROUND_BYTES = 32 << 20
-_GROUP_RECORDS = 1 << 14
 # Acknowledgements are a hint: they wait this long for a round of frames to travel with.
 _HINT_DELAY = 0.01
 _PROBE = 0.25
@@ -59,88 +56,27 @@ class Pump:
         self._clock = clock
         self._on_ready = on_ready
         self._on_deleted = on_deleted
-        self._pending: deque[Frame] = deque()
-        self._group: Frame | None = None
+        self._pending = state.pending
+        self._pending.on_frame = self.kick
         self.busy = False
         self._scheduled = False
-        self.stalled = False
+        self._stalled = False
+        # Whatever makes a put ask the door first: quotas, a full disk, others that wait for room. 0: straight in.
+        self.guards = 0
         self._sync_due = False
         self._interval_dirty = False
         self._last_write = 0.0
+        self._hints_due = 0.0
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._room_waiters: list[asyncio.Future[None]] = []
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._ended = False
 
-    # Frames come in
-
-    def append(self, payload: bytes, rank: int) -> asyncio.Future[int]:
-        """One record: it joins the group that the next round will write."""
-        group = self._group
-        if (
-            group is None
-            or group.rank != rank
-            or group.raw >= self._config.write_buffer
-            or group.count >= _GROUP_RECORDS
-        ):
-            group = self._group = Frame(fmt.GROUP, [], 0, self._clock(), rank)
-            self._enter(group)
-        size = len(payload)
-        group.gathered.append(payload)
-        group.count += 1
-        group.raw += size
-        state = self._state
-        state.pending_records += 1
-        state.pending_bytes += size + fmt.TABLE_ROW
-        future: asyncio.Future[int] = self._loop.create_future()
-        group.waiters.append(future)
-        return future
-
-    def append_frame(self, payloads: list[bytes], raw: int, rank: int) -> asyncio.Future[int]:
-        """Records that are written together or not at all."""
-        frame = Frame(fmt.ATOMIC, payloads, raw, self._clock(), rank)
-        self._group = None
-        self._enter(frame)
-        self._state.pending_records += frame.count
-        self._state.pending_bytes += raw + fmt.TABLE_ROW * frame.count
-        future: asyncio.Future[int] = self._loop.create_future()
-        frame.waiters.append(future)
-        return future
-
-    def _enter(self, frame: Frame) -> None:
-        timeout = self._config.block_timeout
-        frame.deadline = None if timeout is None else self._loop.time() + timeout
-        self._pending.append(frame)
-        self._state.pending_bytes += fmt.FRAME_HEADER
-        self.kick()
-
     def withdraw(self, future: asyncio.Future[int]) -> None:
         """The caller of a put was cancelled: the record goes, unless the writer has it already."""
-        for frame in self._pending:
-            if future in frame.waiters:
-                if frame.kind == fmt.ATOMIC or frame.count == 1:
-                    self._pending.remove(frame)
-                    self._unpend(frame)
-                    if self._group is frame:
-                        self._group = None
-                else:
-                    self._take_out(frame, frame.waiters.index(future))
-                self._end_stall()
-                self._wake_room()
-                return
-
-    def _take_out(self, frame: Frame, at: int) -> None:
-        payloads = frame.payloads or []
-        size = len(payloads[at])
-        del payloads[at], frame.waiters[at]
-        frame.count -= 1
-        frame.raw -= size
-        self._state.pending_records -= 1
-        self._state.pending_bytes -= size + fmt.TABLE_ROW
-
-    def _unpend(self, frame: Frame) -> None:
-        self._state.pending_records -= frame.count
-        self._state.pending_bytes -= fmt.frame_size(frame.count, frame.raw)
+        if self._pending.withdraw(future):
+            self._end_stall()
+            self._wake_room()
 
     # Rounds
 
@@ -148,6 +84,15 @@ class Pump:
     def freeing(self) -> bool:
         """Whether a round is under way, or to come, that may free some room."""
         return self.busy or bool(self._state.touched) or self._state.shrinkable() is not None
+
+    @property
+    def stalled(self) -> bool:
+        """Whether frames wait for room on a full disk."""
+        return self._stalled
+
+    def _stall(self, *, stalled: bool) -> None:
+        self.guards += stalled - self._stalled
+        self._stalled = stalled
 
     def kick(self) -> None:
         """Send a round after everybody who runs in this turn of the loop has had a say."""
@@ -168,29 +113,23 @@ class Pump:
         work = Round(now_ns=self._clock(), last=last)
         work.deletes = state.deletable()
         if self._room_waiters or self.stalled or last:
-            work.shrink = None if self._pending and not self.stalled else state.shrinkable()
+            work.shrink = None if self._pending.frames and not self.stalled else state.shrinkable()
         if not self.stalled or "probe" not in self._timers:
-            work.frames = self._next_frames()
+            work.frames = self._pending.take(_ROUND_BYTES)
             state.assign(work.frames)
-        work.hints = state.hints()
+        now = self._loop.time()
+        if last or self.stalled or self._room_waiters or now >= self._hints_due:
+            # Not with every round of a busy queue: the entries of some milliseconds join, and cost one write.
+            work.hints = state.hints()
+            self._hints_due = now + _HINT_DELAY
+            self._cancel("hints")
         work.sync = self._sync_due or any(frame.rank == ALWAYS for frame in work.frames)
         wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
         if not wanted and not self._room_waiters:
             return
         self._sync_due = False
         self.busy = True
-        self._cancel("hints")
         self._runner.submit(self._writer.run, work, done=lambda result, error: self._done(work, result, error))
-
-    def _next_frames(self) -> list[Frame]:
-        self._group = None
-        taken: list[Frame] = []
-        room = _ROUND_BYTES
-        while self._pending and (room > 0 or not taken):
-            frame = self._pending.popleft()
-            room -= frame.raw
-            taken.append(frame)
-        return taken
 
     def _done(self, work: Round, outcome: Outcome | None, error: BaseException | None) -> None:
         self.busy = False
@@ -205,7 +144,7 @@ class Pump:
         if gone:
             self._on_deleted(gone)
         for frame in state.applied(outcome):
-            self._unpend(frame)
+            self._pending.settled(frame)
             self._confirm(frame)
         failed = work.frames[outcome.done :]
         if outcome.error is not None:
@@ -213,7 +152,7 @@ class Pump:
         if failed:
             self._refuse(failed, outcome.error or OSError(0, "unknown"))
         elif work.frames:
-            self.stalled = False
+            self._stall(stalled=False)
         self._after_round(outcome)
 
     def _confirm(self, frame: Frame) -> None:
@@ -235,13 +174,13 @@ class Pump:
         if not self.stalled:
             self._on_ready()
         self._wake_room()
-        if self._pending or self._sync_due:
+        if self._pending.frames or self._sync_due:
             if not self.stalled or "probe" not in self._timers:
                 self.kick()
         elif self._state.touched:
             # What could not be written now is tried again with the next frames, or after a while.
             self._after("hints", _PROBE if outcome.hint_errors else _HINT_DELAY, self.kick)
-        if not self.busy and not self._pending:
+        if not self.busy and not self._pending.frames:
             waiters, self._idle_waiters = self._idle_waiters, []
             for waiter in waiters:
                 _wake(waiter)
@@ -301,17 +240,17 @@ class Pump:
             )
         elif overflow == "drop_newest":
             for frame in failed:
-                self._unpend(frame)
+                self._pending.settled(frame)
                 self._drop(frame)
         elif overflow == "block" and not self._ended:
-            self.stalled = True
+            self._stall(stalled=True)
             now = self._loop.time()
             late = [frame for frame in failed if frame.deadline is not None and frame.deadline <= now]
-            self._put_back([frame for frame in failed if frame not in late])
+            self._pending.put_back([frame for frame in failed if frame not in late])
             self._fail(late, self._full("block_timeout is over"), error)
             self._after("probe", _PROBE, self.kick)
         elif overflow == "drop_oldest" and Dropper(self._state).drop_oldest("disk_full", 0):
-            self._put_back(failed)
+            self._pending.put_back(failed)
         else:
             self._fail(
                 failed,
@@ -321,24 +260,15 @@ class Pump:
 
     def _end_stall(self) -> None:
         # With every put cancelled there is nothing to probe the disk with: the next put finds out how it is.
-        if self.stalled and not self.busy and not self._pending:
-            self.stalled = False
-
-    def _put_back(self, frames: list[Frame]) -> None:
-        self._pending.extendleft(
-            reversed([frame for frame in frames if not all(waiter.done() for waiter in frame.waiters)])
-        )
-        for frame in frames:
-            if all(waiter.done() for waiter in frame.waiters):
-                self._unpend(frame)
-        self._group = None
+        if self.stalled and not self.busy and not self._pending.frames:
+            self._stall(stalled=False)
 
     def _full(self, why: str) -> DiskFullError:
         return DiskFullError(f"durable queue {self._path}: the disk is full ({why}); free some room, or set max_bytes")
 
     def _fail(self, frames: list[Frame], error: BatchQueueError, cause: BaseException | None) -> None:
         for frame in frames:
-            self._unpend(frame)
+            self._pending.settled(frame)
             for waiter in frame.waiters:
                 if not waiter.done():
                     raised = type(error)(str(error))
@@ -382,11 +312,12 @@ class Pump:
 
     async def drain(self) -> None:
         """Return when everything that was accepted is written or refused, and the writer has closed its files."""
-        overflowed = [frame for frame in self._pending if self.stalled]
-        for frame in overflowed:
-            self._pending.remove(frame)
-        self._fail(overflowed, self._full("the queue was closed while puts were blocked"), None)
-        self.stalled = False
+        self._fail(
+            self._pending.empty() if self.stalled else [],
+            self._full("the queue was closed while puts were blocked"),
+            None,
+        )
+        self._stall(stalled=False)
         self._wake_room()
         await self._idle()
         self._send(last=True)
@@ -398,16 +329,14 @@ class Pump:
     def abandon(self) -> None:
         """The closing was cancelled: whatever the writer hasn't got is not put."""
         self._ended = True
-        pending = list(self._pending)
-        self._pending.clear()
         error = QueueClosedError(f"durable queue {self._path}: its closing was cancelled; this was not put")
-        self._fail(pending, error, None)
+        self._fail(self._pending.empty(), error, None)
         self._wake_room()
         for name in list(self._timers):
             self._cancel(name)
 
     async def _idle(self) -> None:
-        while self.busy or self._pending:
+        while self.busy or self._pending.frames:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._idle_waiters.append(waiter)
             self.kick()

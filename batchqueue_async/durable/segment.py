@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchqueue_async.durable.files import Files
+    from batchqueue_async.durable.frame import Frame
 
 CHUNK = 1 << 20
 _NAME = re.compile(r"seg-([0-9]{12,19})\.bqs")
@@ -180,7 +181,7 @@ class SegmentWriter:
         header = fmt.SegmentHeader(queue_id, number, first_seq, self.marker, now_ns)
         self.descriptor = files.create(self.path)
         try:
-            self._write(fmt.encode_segment_header(header))
+            self._write([fmt.encode_segment_header(header)], fmt.DATA_START)
             # The header keeps the sequence numbers when all older segments are deleted: it has to be there before that.
             files.sync(self.descriptor)
             files.sync_directory(directory)
@@ -189,17 +190,19 @@ class SegmentWriter:
             files.unlink(self.path)
             raise
 
-    def append(self, data: bytes, next_seq: int, records: int, frames: int, times: tuple[int, int]) -> None:
-        """Append whole frames."""
-        self._write(data)
+    def append(self, pieces: list[bytes], size: int, frames: list[Frame]) -> None:
+        """Append whole frames, which come to `size` bytes in these pieces."""
+        self._write(pieces, size)
+        last = frames[-1]
+        times = (frames[0].enqueued_ns, last.enqueued_ns)
         if not self.records:
             self.oldest_ns, self.newest_ns = times
         self.oldest_ns = min(self.oldest_ns, times[0])
         self.newest_ns = max(self.newest_ns, times[1])
-        self.offset += len(data)
-        self.next_seq = next_seq
-        self.records += records
-        self.frames += frames
+        self.offset += size
+        self.next_seq = last.first + last.count
+        self.records += sum(frame.count for frame in frames)
+        self.frames += len(frames)
 
     def cut(self) -> None:
         """Take back what a failed write has left behind the last whole frame."""
@@ -216,7 +219,7 @@ class SegmentWriter:
         values = (self.number, self.first_seq, self.next_seq, self.records, self.frames, self.oldest_ns, self.newest_ns)
         footer = fmt.SegmentFooter(*values, data_end=self.offset, synced=self.synced_seq == self.next_seq)
         try:
-            self._write(fmt.encode_footer(footer, self.marker))
+            self._write([fmt.encode_footer(footer, self.marker)], fmt.FOOTER)
         finally:
             self.abandon()
         return self.offset + fmt.FOOTER
@@ -229,9 +232,9 @@ class SegmentWriter:
                 # The descriptor is gone either way, and its state may have been the reason to drop it.
                 self._files.close(descriptor)
 
-    def _write(self, data: bytes) -> None:
-        done = self._files.write(self.descriptor, data)
-        if done < len(data):
-            view = memoryview(data)
-            while done < len(data):
+    def _write(self, pieces: list[bytes], size: int) -> None:
+        done = self._files.write_pieces(self.descriptor, pieces)
+        if done < size:
+            view = memoryview(b"".join(pieces))
+            while done < size:
                 done += self._files.write(self.descriptor, view[done:])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from batchqueue_async.durable.config import DurableConfig
     from batchqueue_async.durable.frame import Frame, Run
+    from batchqueue_async.durable.pending import Pending
     from batchqueue_async.durable.recovery import Survey
 
 _NS = 1_000_000_000
@@ -33,7 +34,7 @@ _COMPACT_RATIO = 4
 class QueueState:
     """The segments, the backlog and the counts of one open queue."""
 
-    def __init__(self, config: DurableConfig, found: Survey) -> None:
+    def __init__(self, config: DurableConfig, found: Survey, pending: Pending) -> None:
         self.config = config
         self.segments = {entry.number: entry for entry in found.segments}
         self.touched = {entry.number for entry in found.segments if entry.pending}
@@ -49,7 +50,7 @@ class QueueState:
         self.records = found.report.records
         self.disk_bytes = found.report.disk_bytes
         self.extra_bytes = 0
-        self.pending_records = self.pending_bytes = 0
+        self.pending = pending
         self.free_bytes: int | None = None
         self.leased = 0
         self.delayed: list[tuple[float, Run]] = []
@@ -72,12 +73,12 @@ class QueueState:
     def room(self, records: int, size: int) -> str | None:
         """Why there is no room for these, or None."""
         config = self.config
-        if config.max_records is not None and self.records + self.pending_records + records > config.max_records:
+        if config.max_records is not None and self.records + self.pending.records + records > config.max_records:
             return "max_records"
-        if self.disk_bytes + self.extra_bytes + self.pending_bytes + size > config.usable_bytes:
+        if self.disk_bytes + self.extra_bytes + self.pending.disk_bytes + size > config.usable_bytes:
             return "max_bytes"
         free = self.free_bytes
-        if config.min_free_bytes and free is not None and free - self.pending_bytes - size < config.min_free_bytes:
+        if config.min_free_bytes and free is not None and free - self.pending.disk_bytes - size < config.min_free_bytes:
             return "min_free_bytes"
         return None
 

@@ -151,7 +151,7 @@ def snapshot(state: QueueState) -> DurableStats:
         free_bytes=state.free_bytes,
         memory_blocks=len(state.backlog.window),
         memory_bytes=state.backlog.window_bytes,
-        pending=state.pending_records,
+        pending=state.pending.records,
         segments=len(state.segments),
         recovered=counters.recovered,
         put=counters.put,

@@ -92,6 +92,7 @@ class Writer:
         codec: int,
         segment_bytes: int,
         buffer: int,
+        watch_free: bool,
     ) -> None:
         self._files = files
         self._directory = directory
@@ -100,6 +101,7 @@ class Writer:
         self._codec = codec
         self._segment_bytes = segment_bytes
         self._buffer = buffer
+        self._watch_free = watch_free
         self._active: segment.SegmentWriter | None = None
         self._retained: list[tuple[Frame, list[bytes]]] = []
         self._retained_bytes = 0
@@ -133,8 +135,9 @@ class Writer:
         for hint in work.hints:
             self._write_hint(hint)
         outcome.seconds["hints"] = time.perf_counter() - clock
-        with suppress(OSError):
-            outcome.free_bytes = self._files.free_bytes(self._directory)
+        if self._watch_free or outcome.opened or outcome.error is not None:
+            with suppress(OSError):
+                outcome.free_bytes = self._files.free_bytes(self._directory)
         outcome.dirty = bool(self._active is not None and self._active.synced_seq < self._active.next_seq)
         if work.last:
             self.close()
@@ -167,11 +170,13 @@ class Writer:
                     break
                 offset = active.offset + size
                 pieces = self._encode(frame, frame.payloads or [], active, offset)
-                frame.segment, frame.offset, frame.stored = active.number, offset, sum(map(len, pieces))
-                size += frame.stored
+                # Without a codec that is known; with one it is three pieces at most, or the sum of all.
+                stored = sum(map(len, pieces)) if self._codec else whole
+                frame.segment, frame.offset, frame.stored = active.number, offset, stored
+                size += stored
                 parts += pieces
                 stop += 1
-            self._append(active, frames[at:stop], b"".join(parts))
+            self._append(active, frames[at:stop], parts, size)
             at = self._outcome.done = stop
 
     def _encode(self, frame: Frame, payloads: list[bytes], target: segment.SegmentWriter, offset: int) -> list[bytes]:
@@ -186,11 +191,9 @@ class Writer:
             offset=offset,
         )
 
-    def _append(self, active: segment.SegmentWriter, frames: list[Frame], data: bytes) -> None:
-        last = frames[-1]
-        times = (frames[0].enqueued_ns, last.enqueued_ns)
+    def _append(self, active: segment.SegmentWriter, frames: list[Frame], pieces: list[bytes], size: int) -> None:
         try:
-            active.append(data, last.first + last.count, sum(frame.count for frame in frames), len(frames), times)
+            active.append(pieces, size, frames)
         except OSError:
             try:
                 active.cut()
@@ -295,9 +298,8 @@ class Writer:
             fresh = self._open(first_seq)
             shift = fresh.offset - offset
             for frame, payloads in retained:
-                data = b"".join(self._encode(frame, payloads, fresh, fresh.offset))
-                times = (frame.enqueued_ns, frame.enqueued_ns)
-                fresh.append(data, frame.first + frame.count, frame.count, 1, times)
+                pieces = self._encode(frame, payloads, fresh, fresh.offset)
+                fresh.append(pieces, sum(map(len, pieces)), [frame])
             fresh.sync()
         except OSError:
             self._give_up(old, fresh)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from batchqueue_async.export.config import BreakerPolicy
+    from batchqueue_async.export.policies import BreakerPolicy
 
 BreakerState = Literal["closed", "open", "half_open"]
 REFUSED = 0
@@ -23,7 +23,7 @@ class Breaker:
     """One breaker; time comes in as an argument.
 
     Example:
-        >>> from batchqueue_async.export.config import BreakerPolicy
+        >>> from batchqueue_async.export.policies import BreakerPolicy
         >>> breaker = Breaker(BreakerPolicy(threshold=1, reset_timeout=30.0))
         >>> breaker.failure(breaker.acquire(0.0), 0.0)
         >>> breaker.acquire(29.0), breaker.wait(29.0)
@@ -40,17 +40,19 @@ class Breaker:
         opens: how often it opened.
         rejected: how many sends it refused.
         failures: failures in a row, while closed.
+        generation: the ticket of what it is now.
+        ramp: while it recovers, how many sends may be under way; else None.
     """
 
     __slots__ = (
         "_enabled",
-        "_generation",
         "_policy",
         "_probing",
-        "_ramp",
         "_until",
         "failures",
+        "generation",
         "opens",
+        "ramp",
         "rejected",
         "state",
     )
@@ -58,10 +60,10 @@ class Breaker:
     def __init__(self, policy: BreakerPolicy) -> None:
         self._policy = policy
         self._enabled = policy.enabled
-        self._generation = 1
+        self.generation = 1
         self._until = 0.0
         self._probing = False
-        self._ramp: int | None = None
+        self.ramp: int | None = None
         self.state: BreakerState = "closed"
         self.failures = 0
         self.opens = 0
@@ -70,14 +72,18 @@ class Breaker:
     def acquire(self, now: float) -> int:
         """A ticket for one send, or `REFUSED`."""
         if self.state == "closed":
-            return self._generation
+            return self.generation
         if self._probing or now < self._until:
             self.rejected += 1
             return REFUSED
         self.state = "half_open"
         self._probing = True
-        self._generation += 1
-        return self._generation
+        self.generation += 1
+        return self.generation
+
+    def is_valid(self, ticket: int) -> bool:
+        """Whether a ticket still lets a send pass: nothing has changed since."""
+        return ticket == self.generation and self.state != "open"
 
     def wait(self, now: float) -> float | None:
         """Seconds until it is worth to ask again: 0 is now, None is when the probe has ended."""
@@ -89,21 +95,21 @@ class Breaker:
 
     def success(self, ticket: int) -> None:
         """The destination took it, or answered that it won't: it is well."""
-        if ticket != self._generation:
+        if ticket != self.generation:
             return
         self.failures = 0
         if self.state == "closed":
-            if self._ramp is not None:
-                self._ramp += 1
+            if self.ramp is not None:
+                self.ramp += 1
             return
         self.state = "closed"
         self._probing = False
-        self._generation += 1
-        self._ramp = 1 if self._policy.ramp else None
+        self.generation += 1
+        self.ramp = 1 if self._policy.ramp else None
 
     def failure(self, ticket: int, now: float) -> None:
         """The destination is not well."""
-        if ticket != self._generation or not self._enabled:
+        if ticket != self.generation or not self._enabled:
             return
         self.failures += 1
         if self.state != "closed" or self.failures >= self._policy.threshold:
@@ -111,9 +117,9 @@ class Breaker:
 
     def release(self, ticket: int) -> None:
         """The send came to no result; if it was the probe, the next one is."""
-        if ticket == self._generation and self._probing:
+        if ticket == self.generation and self._probing:
             self._probing = False
-            self._generation += 1
+            self.generation += 1
 
     def trip(self, now: float) -> None:
         """Open it, whatever it was."""
@@ -121,8 +127,8 @@ class Breaker:
         self.opens += 1
         self.failures = 0
         self._probing = False
-        self._ramp = None
-        self._generation += 1
+        self.ramp = None
+        self.generation += 1
         self._until = now + self._policy.reset_timeout
 
     def reset(self) -> None:
@@ -133,9 +139,9 @@ class Breaker:
         """How many sends may be under way, of `full`: one for the probe, then one more with each success."""
         if self.state != "closed":
             return 1
-        if self._ramp is None:
+        if self.ramp is None:
             return full
-        if self._ramp >= full:
-            self._ramp = None
+        if self.ramp >= full:
+            self.ramp = None
             return full
-        return self._ramp
+        return self.ramp

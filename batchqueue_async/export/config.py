@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from batchqueue_async.durable.config import DurableConfig, Overflow
-from batchqueue_async.export.checks import fail, kind, number, seconds, whole
+from batchqueue_async.export.checks import fail, kind, seconds, whole
+from batchqueue_async.export.policies import (
+    AdaptivePolicy,
+    BatchPolicy,
+    BreakerPolicy,
+    FailoverPolicy,
+    RetryPolicy,
+    SplitPolicy,
+)
+from batchqueue_async.export.sizing import memory_share
 from batchqueue_async.policies import WorkerPolicy, available_cpus
 
 if TYPE_CHECKING:
@@ -22,249 +31,6 @@ _MIB = 1 << 20
 MEMORY_BYTES = 256 * _MIB
 DISK_BYTES = 1024 * _MIB
 SENDS_PER_CORE = 8
-WORKERS_PER_CORE = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPolicy:
-    """What a batch for the sink is made of: records of several `consume` calls, or a part of one.
-
-    Attributes:
-        max_records: the most records of a batch; a full one leaves at once.
-        max_bytes: the most bytes of a batch, as the send queue holds them; a larger record goes alone.
-        linger: seconds that a record may wait in the send queue for its batch to fill. It is the price of larger
-            batches where records come in small ones: 0 sends what there is.
-
-    Example:
-        >>> BatchPolicy(max_records=1_000, linger=0.05).max_bytes
-        4194304
-    """
-
-    max_records: int = 500
-    max_bytes: int = 4 * _MIB
-    linger: float = 0.2
-
-    def __post_init__(self) -> None:
-        whole(self, "max_records", 1)
-        whole(self, "max_bytes", 1)
-        seconds(self, "linger", zero=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryBudget:
-    """How many batches may be sent again while they fail: a bucket of tokens, one for each repetition.
-
-    A repetition that succeeds gives its token back, so the budget limits only those that fail. Without a token the
-    batch waits; it is never dropped for that.
-
-    Attributes:
-        per_second: tokens that come by themselves.
-        share: tokens that each batch delivered at the first attempt brings.
-        burst: tokens that the bucket holds, and starts with.
-
-    Example:
-        >>> RetryBudget(per_second=2.0).burst
-        100
-    """
-
-    per_second: float = 10.0
-    share: float = 0.1
-    burst: int = 100
-
-    def __post_init__(self) -> None:
-        number(self, "per_second", above=True)
-        number(self, "share", above=False)
-        whole(self, "burst", 1)
-
-
-_BUDGET = RetryBudget()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """When a batch that failed is sent again, and when no more.
-
-    Attributes:
-        initial: seconds before the first repetition.
-        multiplier: by which the delay grows with each attempt.
-        max_delay: the longest delay, for the destination's own `retry_after` too.
-        jitter: draw each delay between 0 and what it would be, so that batches that failed together return apart.
-        max_attempts: sends of a record, those before a restart included, after which it goes to the dead letters (or
-            into the failover queue); None sends for ever. An attempt that met an `AuthError` does not count.
-        max_age: seconds after `consume`, likewise; a record is always sent once.
-        budget: bounds the repetitions while they fail; None does not.
-        isolate: halve a batch that is refused for good until the records that are the reason are found, so that they
-            alone go to the dead letters. False gives the whole batch up.
-
-    Example:
-        >>> RetryPolicy(initial=1.0, max_attempts=10).max_delay
-        300.0
-    """
-
-    initial: float = 5.0
-    multiplier: float = 2.0
-    max_delay: float = 300.0
-    jitter: bool = True
-    max_attempts: int | None = None
-    max_age: float | None = None
-    budget: RetryBudget | None = _BUDGET
-    isolate: bool = True
-
-    def __post_init__(self) -> None:
-        seconds(self, "initial")
-        seconds(self, "max_delay")
-        number(self, "multiplier", above=True)
-        if self.multiplier < 1:
-            fail(self, "multiplier", "is below 1, so delays would shrink; give 1 or more")
-        if self.max_delay < self.initial:
-            fail(self, "max_delay", f"is below initial={self.initial}; raise max_delay")
-        whole(self, "max_attempts", 1, optional=True)
-        seconds(self, "max_age", optional=True)
-        kind(self, "budget", RetryBudget, optional=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerPolicy:
-    """When sending stops because the destination is not well.
-
-    Attributes:
-        enabled: whether there is a breaker at all.
-        threshold: failures in a row that open it. Only those of the destination's health count: an answer that
-            refuses a batch is an answer.
-        reset_timeout: seconds that it stays open; then one batch is sent as a probe.
-        ramp: after the probe, let one batch more be under way with each success, doubling, up to all workers.
-
-    Example:
-        >>> BreakerPolicy(threshold=3).reset_timeout
-        30.0
-    """
-
-    enabled: bool = True
-    threshold: int = 5
-    reset_timeout: float = 30.0
-    ramp: bool = True
-
-    def __post_init__(self) -> None:
-        whole(self, "threshold", 1)
-        seconds(self, "reset_timeout")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptivePolicy:
-    """How the number of workers follows the destination: one more while it keeps up, a share less when it doesn't.
-
-    Attributes:
-        min_workers: the least.
-        max_workers: the most; 4 per core when None.
-        alpha: the weight of the newest latency in the moving average (EWMA).
-        tolerance: the average latency, as a multiple of what the destination has shown it can do, above which workers
-            are taken away.
-        decrease: the share of the workers that is left after an error or a latency above that.
-        interval: seconds between two changes.
-
-    Example:
-        >>> AdaptivePolicy(max_workers=16).min_workers
-        1
-    """
-
-    min_workers: int = 1
-    max_workers: int | None = None
-    alpha: float = 0.3
-    tolerance: float = 2.0
-    decrease: float = 0.5
-    interval: float = 1.0
-
-    def __post_init__(self) -> None:
-        whole(self, "min_workers", 1)
-        whole(self, "max_workers", 1, optional=True)
-        if self.most < self.min_workers:
-            fail(self, "min_workers", f"is above max_workers={self.most}; lower it, or raise max_workers")
-        for name in ("alpha", "decrease"):
-            number(self, name, above=True)
-            if getattr(self, name) > 1:
-                fail(self, name, "is above 1; give a share such as 0.5")
-        number(self, "tolerance", above=True)
-        if self.tolerance <= 1:
-            fail(self, "tolerance", "is not above 1; give a multiple such as 2.0")
-        seconds(self, "interval")
-
-    @property
-    def most(self) -> int:
-        """The most workers, on this machine."""
-        if self.max_workers is not None:
-            return self.max_workers
-        return max(self.min_workers, WORKERS_PER_CORE * available_cpus())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitPolicy:
-    """A pipeline of two stages: preparers, which compute in threads, and senders, which wait for the network.
-
-    What a preparer does is the sink's `prepare`, if it has one, or `prepare` here; and the decoding of what comes from
-    a disk.
-
-    Attributes:
-        preparers: batches that are prepared at once; one per core when None.
-        senders: 2 per core when None.
-        channel: prepared batches that may wait for a sender.
-        sends_per_sender: sends that each sender has under way at most.
-        prepare: makes what is sent from the records of a batch, in a thread: as many records, in their order.
-
-    Example:
-        >>> SplitPolicy(preparers=2, senders=4).channel
-        256
-    """
-
-    preparers: int | None = None
-    senders: int | None = None
-    channel: int = 256
-    sends_per_sender: int = 4
-    prepare: Callable[[list[Any]], Sequence[Any]] | None = None
-
-    def __post_init__(self) -> None:
-        whole(self, "preparers", 1, optional=True)
-        whole(self, "senders", 1, optional=True)
-        whole(self, "channel", 1)
-        whole(self, "sends_per_sender", 1)
-        if self.prepare is not None and not callable(self.prepare):
-            fail(self, "prepare", "is not callable; give a function of a list of records")
-
-    @property
-    def preparer_count(self) -> int:
-        """The preparers, on this machine."""
-        return self.preparers or available_cpus()
-
-    @property
-    def sender_count(self) -> int:
-        """The senders, on this machine."""
-        return self.senders or 2 * available_cpus()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailoverPolicy:
-    """A last place in memory for batches that ran out of attempts, for exporters without a disk.
-
-    Attributes:
-        max_entries: batches that it holds; the oldest makes room for a new one.
-        max_bytes: their bytes, likewise.
-        interval: seconds between two looks into it.
-        drain: batches that each look tries to send.
-
-    Example:
-        >>> FailoverPolicy(max_entries=100).interval
-        5.0
-    """
-
-    max_entries: int = 1_000
-    max_bytes: int = MEMORY_BYTES
-    interval: float = 5.0
-    drain: int = 10
-
-    def __post_init__(self) -> None:
-        whole(self, "max_entries", 1)
-        whole(self, "max_bytes", 1)
-        seconds(self, "interval")
-        whole(self, "drain", 1)
 
 
 _DURABLE = DurableConfig()
@@ -385,6 +151,27 @@ class ExportConfig:
         if self.retry.max_attempts is None and self.retry.max_age is None:
             fail(self, "failover", "would never be used: retry has no end; set retry.max_attempts or retry.max_age")
 
+        if self.ordering == "key":
+            fail(self, "failover", "does not go with ordering='key': what comes later would pass it; leave one out")
+
+    @classmethod
+    def for_memory(
+        cls, share: float = 0.10, *, limit: int | None = None, limit_ratio: float = 0.85, **options: Any
+    ) -> ExportConfig:
+        """A configuration whose send queue may take a share of what the process may use.
+
+        Args:
+            share: the part of the usable memory for `max_bytes`.
+            limit: the memory limit in bytes; by default the control group's, or the machine's memory.
+            limit_ratio: the part of the limit that counts as usable.
+            options: the other fields.
+
+        Example:
+            >>> ExportConfig.for_memory(0.10, limit=1_000_000_000).max_bytes
+            85000000
+        """
+        return cls(max_bytes=memory_share(share, limit=limit, limit_ratio=limit_ratio), **options)
+
     @property
     def worker_count(self) -> int:
         """The workers, on this machine."""
@@ -395,6 +182,8 @@ class ExportConfig:
         """The most sends under way over all, on this machine."""
         if self.max_sends is not None:
             return self.max_sends
+        if self.split is not None:
+            return max(SENDS_PER_CORE * available_cpus(), self.split.sender_count * self.split.sends_per_sender)
         most = self.worker_count if self.adaptive is None else max(self.worker_count, self.adaptive.most)
         return max(SENDS_PER_CORE * available_cpus(), most * self.sends_per_worker)
 

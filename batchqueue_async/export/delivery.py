@@ -17,14 +17,14 @@ from batchqueue_async.errors import DurableQueueError, PermanentError, QueueClos
 from batchqueue_async.export.outcome import Verdict, judge, reason
 from batchqueue_async.export.stats import GivenUp
 from batchqueue_async.queue.dispatch import describe
-from batchqueue_async.sinks.base import KeyedSink, SendResult
+from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from batchqueue_async.export.config import ExportConfig
     from batchqueue_async.export.gate import Gate, Pass
-    from batchqueue_async.export.parcel import Parcel
+    from batchqueue_async.export.parcel import Batch
     from batchqueue_async.export.retry import Backoff, Budget
     from batchqueue_async.export.send_queue import SendQueue
     from batchqueue_async.export.stats import Counts
@@ -56,7 +56,7 @@ class Courier:
         key: Callable[[Any], Hashable] | None,
         on_latency: Callable[[float], None],
         on_failure: Callable[[], None],
-        failover: Callable[[Parcel, Sequence[int]], None] | None = None,
+        failover: Callable[[Batch, Sequence[int]], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sink = sink
@@ -76,7 +76,7 @@ class Courier:
         self.given_up: deque[GivenUp] = deque()
         self._kept = 0
 
-    async def deliver(self, parcel: Parcel, leave: Pass) -> None:
+    async def deliver(self, parcel: Batch, leave: Pass) -> None:
         """Send a batch with this leave, which the gate gave, and settle all of it."""
         try:
             await _Trip(self, parcel).run(leave)
@@ -85,7 +85,7 @@ class Courier:
                 # Cut off, or a fault of ours: nothing may stay leased by nobody.
                 await self._return(parcel)
 
-    async def _return(self, parcel: Parcel) -> None:
+    async def _return(self, parcel: Batch) -> None:
         try:
             await parcel.nack(0.0, reason="cut_off")
         except QueueClosedError:
@@ -93,19 +93,14 @@ class Courier:
 
     # -- one send ------------------------------------------------------------------------------------------------
 
-    async def attempt(self, parcel: Parcel, places: Sequence[int], leave: Pass) -> SendResult | BaseException | None:
+    async def attempt(self, parcel: Batch, places: Sequence[int], leave: Pass) -> SendResult | BaseException | None:
         """Send the records at these places; what the sink returned or raised."""
         counts = self._counts
-        records = parcel.take(places)
         start = self._loop.time()
         counts.sending += 1
         try:
             async with asyncio.timeout(self._config.send_timeout):
-                if self._keyed is not None:
-                    keys = parcel.keys(places, self._queue.queue_id)
-                    result = await self._keyed.send_keyed(records, keys)
-                else:
-                    result = await self._sink.send(records)
+                result = await self._send(parcel, places)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -119,7 +114,15 @@ class Courier:
         self._on_latency(self._loop.time() - start)
         return result
 
-    def note(self, error: BaseException, leave: Pass, parcel: Parcel) -> tuple[Verdict, str]:
+    def _send(self, parcel: Batch, places: Sequence[int]) -> Awaitable[SendResult | None]:
+        if parcel.prepared is not None and len(places) == len(parcel) and isinstance(self._sink, PreparingSink):
+            return self._sink.send_prepared(parcel.prepared)
+        records = parcel.take(places)
+        if self._keyed is not None:
+            return self._keyed.send_keyed(records, parcel.keys(places, self._queue.queue_id))
+        return self._sink.send(records)
+
+    def note(self, error: BaseException, leave: Pass, parcel: Batch) -> tuple[Verdict, str]:
         """Count a send that failed, and tell the gate."""
         verdict, kind = judge(error)
         counts = self._counts
@@ -132,7 +135,7 @@ class Courier:
             was = self._gate.health.state
             self._gate.failed(leave, now, asked)
             self._on_failure()
-            if self._gate.health.state == "open" and was != "open":
+            if self._gate.health.state == "open" and was == "closed":
                 log.warning("breaker_opened", exporter=self._name, **describe(error))
         elif verdict is Verdict.PAUSE:
             self.pause(error, leave)
@@ -142,12 +145,10 @@ class Courier:
 
     def answered(self, leave: Pass) -> None:
         """Tell the gate that the destination is well."""
-        was, paused = self._gate.health.state, self._gate.auth.state
-        self._gate.answered(leave)
-        if was != "closed" and self._gate.health.state == "closed":
-            log.info("breaker_closed", exporter=self._name)
-        if paused != "closed" and self._gate.auth.state == "closed":
-            log.info("exporter_resumed", exporter=self._name)
+        if self._gate.answered(leave):
+            log.info(
+                "destination_well", exporter=self._name, breaker=self._gate.health.state, pause=self._gate.auth.state
+            )
 
     def pause(self, error: BaseException, leave: Pass) -> None:
         """The destination refuses our credentials."""
@@ -165,7 +166,7 @@ class Courier:
 
     # -- what becomes of records ---------------------------------------------------------------------------------
 
-    def delivered(self, parcel: Parcel, count: int, skipped: int) -> None:
+    def delivered(self, parcel: Batch, count: int, skipped: int) -> None:
         """The sink took so many records."""
         counts = self._counts
         counts.delivered += count
@@ -178,13 +179,13 @@ class Courier:
         elif self._budget is not None:
             self._budget.earn()
 
-    async def retry(self, parcel: Parcel, places: Sequence[int], error: BaseException, kind: str) -> None:
+    async def retry(self, parcel: Batch, places: Sequence[int], error: BaseException, kind: str) -> None:
         """Put records off, or give up those whose attempts are over."""
         over, places = self._exhausted(parcel, places)
         for why, gone in over.items():
             if self._failover is not None:
                 self._failover(parcel, gone)
-                await parcel.dead_letter(why, gone)
+                self._counts.failover_in += await parcel.dead_letter(why, gone)
             else:
                 await self.give_up(parcel, gone, f"{why}; the last was {reason(error)}")
         if places:
@@ -193,7 +194,7 @@ class Courier:
             self._counts.backoff = delay
             await parcel.nack(delay, places, reason=kind)
 
-    def _exhausted(self, parcel: Parcel, places: Sequence[int]) -> tuple[dict[str, list[int]], Sequence[int]]:
+    def _exhausted(self, parcel: Batch, places: Sequence[int]) -> tuple[dict[str, list[int]], Sequence[int]]:
         policy = self._config.retry
         if policy.max_attempts is None and policy.max_age is None:
             return {}, places
@@ -208,7 +209,7 @@ class Courier:
                 over.setdefault(why, []).append(place)
         return over, left
 
-    async def give_up(self, parcel: Parcel, places: Sequence[int], why: str) -> None:
+    async def give_up(self, parcel: Batch, places: Sequence[int], why: str) -> None:
         """Records go to the dead letters."""
         records = parcel.take(places)
         try:
@@ -242,7 +243,7 @@ class Courier:
 class _Trip:
     """One batch's way: a list of parts that are still to be sent."""
 
-    def __init__(self, courier: Courier, parcel: Parcel) -> None:
+    def __init__(self, courier: Courier, parcel: Batch) -> None:
         self._courier = courier
         self._parcel = parcel
         self._parts: list[Sequence[int]] = []

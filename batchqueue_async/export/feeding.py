@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from batchqueue_async.durable.lease import Lease
-    from batchqueue_async.export.config import BatchPolicy
     from batchqueue_async.export.gate import Gate, Pass
+    from batchqueue_async.export.policies import BatchPolicy
     from batchqueue_async.export.retry import Budget
     from batchqueue_async.export.send_queue import SendQueue
     from batchqueue_async.export.stats import Counts
@@ -222,7 +222,8 @@ class Feeder:
         if again and self._budget is not None and (wait := self._budget.take(now)):
             await parcel.nack(wait, reason="budget", counted=False)
             return
-        leave = self._gate.acquire(now)
+        # Both may have changed while the batch was collected.
+        leave = self._gate.acquire(now) if self.active < self._limit() else None
         if leave is None:
             if again and self._budget is not None:
                 self._budget.give_back()

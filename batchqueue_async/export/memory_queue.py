@@ -12,13 +12,13 @@ import math
 import uuid
 from collections import Counter, deque
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.durable.frame import Frame, Run
+from batchqueue_async.durable.frame import Run
 from batchqueue_async.durable.keys import KeyGate
 from batchqueue_async.durable.lease import Lease
 from batchqueue_async.errors import QueueClosedError, QueueFullError
-from batchqueue_async.export.codec import sizes_of
+from batchqueue_async.export.stretch import Stretch, count_of, fitting, making_room, seq_of, size_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -27,30 +27,6 @@ if TYPE_CHECKING:
 
 _LOOKAHEAD = 10_000
 _NS = 1e9
-
-
-class Stretch:
-    """The records of one put. Stands where the durable queue's leases have a frame of the disk."""
-
-    __slots__ = ("count", "enqueued_ns", "payloads", "raw", "sizes")
-
-    def __init__(self, payloads: list[Any], sizes: list[int], enqueued_ns: int) -> None:
-        self.payloads = payloads
-        self.sizes = sizes
-        self.count = len(payloads)
-        self.raw = sum(sizes)
-        self.enqueued_ns = enqueued_ns
-
-
-def _size(run: Run) -> int:
-    stretch = cast("Stretch", run.frame)
-    if run.high - run.low == stretch.count:
-        return stretch.raw
-    return sum(stretch.sizes[run.low : run.high])
-
-
-def _count(runs: Sequence[Run]) -> int:
-    return sum([run.high - run.low for run in runs])
 
 
 class MemoryQueue:
@@ -127,7 +103,7 @@ class MemoryQueue:
         payloads = list(batch)
         if not payloads:
             return
-        stretch = Stretch(payloads, sizes_of(payloads), int(self._loop.time() * _NS))
+        stretch = Stretch(payloads, int(self._loop.time() * _NS))
         if stretch.count > self._most_records or stretch.raw > self._most_bytes:
             raise self._full(stretch, "which can never fit; raise them, or hand over less at once")
         if self._door.locked() or not self._fits(stretch):
@@ -146,7 +122,7 @@ class MemoryQueue:
         return self.records + stretch.count <= self._most_records and self.size + stretch.raw <= self._most_bytes
 
     def _enter(self, stretch: Stretch) -> None:
-        self._fresh.append(Run(self.next_seq, cast("Frame", stretch), 0, stretch.count, 0))
+        self._fresh.append(Run(self.next_seq, stretch.frame, 0, stretch.count, 0))
         self.next_seq += stretch.count
         self.records += stretch.count
         self.size += stretch.raw
@@ -166,16 +142,15 @@ class MemoryQueue:
     def _oldest_free(self) -> Run | None:
         first = [runs[0] for runs in (self._fresh, self._returned) if runs]
         first += [run for _, run in self._delayed]
-        return min(first, key=_seq, default=None)
+        return min(first, key=seq_of, default=None)
 
     def _drop(self, run: Run, stretch: Stretch) -> None:
         """Drop as much of the run, from its beginning, as makes room for the stretch; at most all of it."""
-        count, size = 0, 0
-        records, most = self.records + stretch.count - self._most_records, self.size + stretch.raw - self._most_bytes
-        sizes = cast("Stretch", run.frame).sizes
-        while run.low + count < run.high and (count < records or size < most):
-            size += sizes[run.low + count]
-            count += 1
+        count, size = making_room(
+            run,
+            self.records + stretch.count - self._most_records,
+            self.size + stretch.raw - self._most_bytes,
+        )
         rest = run.part(run.seq + count, run.end)
         was_delayed = self._replace(run, rest if rest.high > rest.low else None)
         self.records -= count
@@ -246,17 +221,17 @@ class MemoryQueue:
         taken: list[Run] = []
         records, size = max_records, max_bytes
         while records > 0 and (run := self._next()) is not None:
-            part = self._fitting(run, records, size, first=not taken)
+            part = fitting(run, records, size, first=not taken)
             if part is None:
                 break
             self._replace_head(run, part.end)
             for each in (part,) if self._gate is None else self._gate.admit([part]):
                 taken.append(each._replace(attempts=each.attempts + 1))
                 records -= each.high - each.low
-                size -= _size(each)
+                size -= size_of_run(each)
         lease = Lease(self, taken, math.inf)
         if taken:
-            self.leased += _count(taken)
+            self.leased += count_of(taken)
             self._leases[id(lease)] = lease
         return lease
 
@@ -266,17 +241,6 @@ class MemoryQueue:
         if self._fresh and not (self._gate is not None and self._gate.full):
             return self._fresh[0]
         return None
-
-    def _fitting(self, run: Run, records: int, size: int, *, first: bool) -> Run | None:
-        count = run.high - run.low
-        if count <= records and _size(run) <= size:
-            return run
-        sizes = cast("Stretch", run.frame).sizes
-        end = run.low
-        while end < run.high and end - run.low < records and (sizes[end] <= size or (first and end == run.low)):
-            size -= sizes[end]
-            end += 1
-        return run.part(run.seq, run.seq + end - run.low) if end > run.low else None
 
     def _replace_head(self, run: Run, seq: int) -> None:
         if self._returned and self._returned[0] is run:
@@ -296,7 +260,7 @@ class MemoryQueue:
 
     def nack(self, lease: Lease, runs: list[Run], delay: float, reason: str) -> int:  # noqa: ARG002 - a lease gives it
         """Give records back, to be had again after `delay` seconds; the reason is for those who count."""
-        count = _count(runs)
+        count = count_of(runs)
         self.leased -= count
         self._forget(lease)
         if delay > 0:
@@ -316,12 +280,12 @@ class MemoryQueue:
         """A lease of this queue has no end."""
 
     def _settle(self, lease: Lease, runs: list[Run]) -> int:
-        count = _count(runs)
+        count = count_of(runs)
         self._forget(lease)
         self.leased -= count
         self.records -= count
         for run in runs:
-            self.size -= _size(run)
+            self.size -= size_of_run(run)
         if self._gate is not None:
             self._return(self._gate.release(runs))
         if self._room is not None and not self._room.done():
@@ -372,7 +336,7 @@ class MemoryQueue:
         runs = [run for _, run in self._delayed]
         self._delayed.clear()
         self._ready(runs)
-        return _count(runs)
+        return count_of(runs)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -396,7 +360,7 @@ class MemoryQueue:
 
     def weigh(self, lease: Lease) -> int:
         """The bytes of a lease's records."""
-        return sum(map(_size, lease._all))
+        return sum(map(size_of_run, lease._all))
 
     def now_ns(self) -> int:
         """The time on the clock of `enqueued_ns`."""
@@ -415,7 +379,7 @@ class MemoryQueue:
         self._returned.clear()
         self._delayed.clear()
         self.records = self.size = self.leased = 0
-        return [record for run in sorted(runs, key=_seq) for record in (run.frame.payloads or [])[run.low : run.high]]
+        return [record for run in sorted(runs, key=seq_of) for record in (run.frame.payloads or [])[run.low : run.high]]
 
     def close(self) -> None:
         """End every wait with `QueueClosedError`; what is in the queue stays for `take_all`."""
@@ -429,7 +393,3 @@ class MemoryQueue:
     def _check(self) -> None:
         if self._closed:
             raise QueueClosedError("send queue: closed; what was handed over before is in the exporter's report")
-
-
-def _seq(run: Run) -> int:
-    return run.seq

@@ -17,69 +17,33 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.lease import Lease
 
 
-class Parcel:
-    """Records and their leases.
+class Batch:
+    """Records on their way, by place; what settles them is up to the kinds of batches.
 
     Attributes:
         records: what the sink is given, as far as it could be decoded.
         numbers: their sequence numbers, by place.
         attempts: how often the one that was tried most has been sent, this time included.
         enqueued_ns: when the oldest came in.
-        broken: places of records that can't be decoded, and why.
+        broken: places of records that can't be decoded or prepared, and why.
+        prepared: what the sink made of all of the records for `send_prepared`; None if it did not.
     """
 
-    __slots__ = ("_leases", "_payloads", "_runs", "attempts", "broken", "enqueued_ns", "numbers", "records")
+    __slots__ = ("attempts", "broken", "enqueued_ns", "numbers", "prepared", "records")
 
-    def __init__(self, leases: list[Lease]) -> None:
-        runs: list[Run] = []
-        for lease in leases:
-            own = lease._all
-            runs += reversed(own) if lease._newest_first else own
-        self._leases = leases
-        self._runs = runs
-        first = runs[0]
-        if len(runs) == 1:
-            frame = first.frame
-            payloads: list[Any] = frame.payloads or []
-            self._payloads = payloads if len(payloads) == first.high - first.low else payloads[first.low : first.high]
-            self.numbers: Sequence[int] = range(first.seq, first.end)
-            self.attempts = first.attempts
-            self.enqueued_ns = frame.enqueued_ns
-        else:
-            self._payloads = [record for run in runs for record in (run.frame.payloads or [])[run.low : run.high]]
-            self.numbers = list(chain.from_iterable(range(run.seq, run.end) for run in runs))
-            self.attempts = max(run.attempts for run in runs)
-            self.enqueued_ns = min(run.frame.enqueued_ns for run in runs)
-        self.records = self._payloads
+    def __init__(self, records: list[Any], numbers: Sequence[int], *, attempts: int, enqueued_ns: int) -> None:
+        self.records = records
+        self.numbers = numbers
+        self.attempts = attempts
+        self.enqueued_ns = enqueued_ns
         self.broken: dict[int, PermanentError] = {}
+        self.prepared: Any = None
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __repr__(self) -> str:
-        return f"Parcel({len(self)} records, attempts={self.attempts})"
-
-    def decode(self, decode: Callable[[Sequence[bytes]], list[Any]]) -> None:
-        """Make records of the payloads; those that can't be are `broken`."""
-        payloads = self._payloads
-        try:
-            self.records = decode(payloads)
-        except PermanentError:
-            self.records = []
-            for place, payload in enumerate(payloads):
-                try:
-                    self.records += decode([payload])
-                except PermanentError as error:
-                    self.records.append(payload)
-                    self.broken[place] = error
-
-    def replace(self, records: Sequence[Any]) -> None:
-        """Send these instead, place by place."""
-        if len(records) != len(self):
-            raise PermanentError(
-                f"prepare made {len(records)} records of {len(self)}; it must make one of each, in their order"
-            )
-        self.records = list(records)
+        return f"{type(self).__name__}({len(self)} records, attempts={self.attempts})"
 
     def take(self, places: Sequence[int]) -> list[Any]:
         """The records at these places, in a list of its own."""
@@ -91,14 +55,6 @@ class Parcel:
         """The idempotency keys of the records at these places."""
         numbers = self.numbers
         return [f"{queue_id}/{numbers[place]}" for place in places]
-
-    def attempts_by_place(self) -> list[int]:
-        """How often each record has been sent, this time included."""
-        return [run.attempts for run in self._runs for _ in range(run.low, run.high)]
-
-    def ages(self, now_ns: int) -> list[float]:
-        """Seconds since each record came in."""
-        return [(now_ns - run.frame.enqueued_ns) * 1e-9 for run in self._runs for _ in range(run.low, run.high)]
 
     def waves(self, key: Callable[[Any], Hashable]) -> list[Sequence[int]]:
         """The places in sends that hold each key once, so that nothing of a key goes beside what may be refused."""
@@ -113,6 +69,107 @@ class Parcel:
                 waves.append([])
             waves[number].append(place)
         return list(waves)
+
+    # -- what the kinds of batches do each in their way ----------------------------------------------------------
+
+    def attempts_by_place(self) -> list[int]:
+        """How often each record has been sent, this time included."""
+        raise NotImplementedError
+
+    def ages(self, now_ns: int) -> list[float]:
+        """Seconds since each record came in."""
+        raise NotImplementedError
+
+    @property
+    def unsettled(self) -> int:
+        """Records that are still to be settled."""
+        raise NotImplementedError
+
+    async def ack(self, places: Sequence[int] | None = None) -> int:
+        """The records, all that are left or these, are done; how many."""
+        raise NotImplementedError
+
+    async def nack(
+        self, delay: float, places: Sequence[int] | None = None, *, reason: str, counted: bool = True
+    ) -> int:
+        """The records, all that are left or these, are to be sent again; how many."""
+        raise NotImplementedError
+
+    async def dead_letter(self, reason: str, places: Sequence[int] | None = None) -> int:
+        """The records, all that are left or these, are given up; how many."""
+        raise NotImplementedError
+
+    def extend(self) -> None:
+        """Let the time that they may take begin anew."""
+
+
+class Parcel(Batch):
+    """A batch of the send queue, and the leases that its records are settled with."""
+
+    __slots__ = ("_leases", "_payloads", "_runs")
+
+    def __init__(self, leases: list[Lease]) -> None:
+        runs: list[Run] = []
+        for lease in leases:
+            own = lease._all
+            runs += reversed(own) if lease._newest_first else own
+        self._leases = leases
+        self._runs = runs
+        first = runs[0]
+        numbers: Sequence[int]
+        if len(runs) == 1:
+            payloads: list[Any] = first.frame.payloads or []
+            whole = len(payloads) == first.high - first.low
+            self._payloads = payloads if whole else payloads[first.low : first.high]
+            numbers, attempts, enqueued_ns = range(first.seq, first.end), first.attempts, first.frame.enqueued_ns
+        else:
+            self._payloads = [record for run in runs for record in (run.frame.payloads or [])[run.low : run.high]]
+            numbers = list(chain.from_iterable(range(run.seq, run.end) for run in runs))
+            attempts = max(run.attempts for run in runs)
+            enqueued_ns = min(run.frame.enqueued_ns for run in runs)
+        super().__init__(self._payloads, numbers, attempts=attempts, enqueued_ns=enqueued_ns)
+
+    def decode(self, decode: Callable[[Sequence[bytes]], list[Any]]) -> None:
+        """Make records of the payloads; those that can't be are `broken`."""
+        self.change(self._payloads, decode)
+
+    def prepare(self, prepare: Callable[[list[Any]], Sequence[Any]]) -> None:
+        """Make of the records what is sent, one of each; where that fails they are `broken`."""
+
+        def one_of_each(records: Sequence[Any]) -> list[Any]:
+            try:
+                made = list(prepare(list(records)))
+            except Exception as error:
+                raise PermanentError(f"prepare raised {type(error).__name__}") from error
+            if len(made) != len(records):
+                raise PermanentError(
+                    f"prepare made {len(made)} records of {len(records)}; it must make one of each, in their order"
+                )
+            return made
+
+        self.change(self.records, one_of_each)
+
+    def change(self, source: Sequence[Any], change: Callable[[Sequence[Any]], list[Any]]) -> None:
+        """Make other records, all at once or, where that fails, one by one."""
+        try:
+            self.records = change(source)
+        except PermanentError:
+            records: list[Any] = []
+            for place, each in enumerate(source):
+                try:
+                    records += [each] if place in self.broken else change([each])
+                except PermanentError as error:
+                    records.append(each)
+                    self.broken[place] = error
+            self.records = records
+
+    def attempts_by_place(self) -> list[int]:
+        """How often each record has been sent, this time included."""
+        return [run.attempts for run in self._runs for _ in range(run.low, run.high)]
+
+    def ages(self, now_ns: int) -> list[float]:
+        """Seconds since each record came in."""
+        return [(now_ns - run.frame.enqueued_ns) * 1e-9 for run in self._runs for _ in range(run.low, run.high)]
 
     # -- settling ------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from random import Random
 
-    from batchqueue_async.export.config import RetryBudget, RetryPolicy
+    from batchqueue_async.export.policies import RetryBudget, RetryPolicy
 
 # 2.0 ** 1000 is still a float; no cap is reached later.
 _MOST_DOUBLINGS = 1000
 _SPREAD = 0.1
+# Tokens come in fractions: without some tolerance the last of them would take for ever.
+_NOISE = 1e-6
+_LEAST = 1e-3
+_HORIZON = 10.0
 
 
 class Backoff:
@@ -20,7 +24,7 @@ class Backoff:
 
     Example:
         >>> from random import Random
-        >>> from batchqueue_async.export.config import RetryPolicy
+        >>> from batchqueue_async.export.policies import RetryPolicy
         >>> backoff = Backoff(RetryPolicy(jitter=False), Random(1))
         >>> [backoff.delay(attempts) for attempts in (1, 2, 3, 10)]
         [5.0, 10.0, 20.0, 300.0]
@@ -72,7 +76,7 @@ class Budget:
     """The tokens of a `RetryBudget`.
 
     Example:
-        >>> from batchqueue_async.export.config import RetryBudget
+        >>> from batchqueue_async.export.policies import RetryBudget
         >>> budget = Budget(RetryBudget(per_second=2.0, burst=1), now=0.0)
         >>> budget.take(0.0), budget.take(0.0), budget.take(0.5)
         (0.0, 0.5, 0.0)
@@ -82,6 +86,7 @@ class Budget:
         self._policy = policy
         self._tokens = float(policy.burst)
         self._then = now
+        self._promised = 0.0
 
     def take(self, now: float) -> float:
         """Take a token: 0, or the seconds until there is one, and none was taken."""
@@ -89,10 +94,13 @@ class Budget:
         if now > self._then:
             self._add((now - self._then) * policy.per_second)
             self._then = now
-        if self._tokens >= 1.0:
+        if self._tokens >= 1.0 - _NOISE:
             self._tokens -= 1.0
             return 0.0
-        return (1.0 - self._tokens) / policy.per_second
+        # Those who wait are told different times, a token apart, or they would all return for the same one.
+        slot = max(now + (1.0 - self._tokens) / policy.per_second, self._promised + 1.0 / policy.per_second)
+        self._promised = min(slot, now + _HORIZON)
+        return max(_LEAST, self._promised - now)
 
     def give_back(self) -> None:
         """The repetition succeeded, or never was."""

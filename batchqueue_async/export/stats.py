@@ -30,7 +30,6 @@ class Counts:
         "isolations",
         "latency",
         "pauses",
-        "preparing",
         "refused",
         "retries",
         "retry_failures",
@@ -48,7 +47,7 @@ class Counts:
         self.failures: Counter[str] = Counter()
         self.splits = self.isolations = self.pauses = self.disk_full = 0
         self.failover_in = self.failover_out = 0
-        self.sending = self.preparing = 0
+        self.sending = 0
         self.backoff = 0.0
         self.latency: float | None = None
 
@@ -109,47 +108,47 @@ class ExporterStats:
     """
 
     name: str
-    accepted: int
-    accepted_batches: int
-    recovered: int
-    refused: int
-    delivered: int
-    delivered_batches: int
-    skipped: int
-    dead_lettered: int
-    dropped: Mapping[str, int]
-    records: int
-    bytes: int
-    max_records: int | None
-    max_bytes: int | None
-    utilization: float
-    disk_available_bytes: int | None
-    disk_full: int
-    retries: int
-    retry_successes: int
-    retry_failures: Mapping[str, int]
-    failures: Mapping[str, int]
-    splits: int
-    isolations: int
-    backoff: float
-    breaker: BreakerState
-    breaker_opens: int
-    breaker_rejected: int
-    paused: bool
-    pauses: int
-    workers_active: int
-    workers_total: int
-    preparers_active: int
-    senders_active: int
-    sends_in_flight: int
-    latency: float | None
-    failover_records: int
-    failover_entries: int
-    failover_bytes: int
-    failover_in: int
-    failover_out: int
-    failover_evicted: int
-    durable: DurableStats | None = field(repr=False)
+    accepted: int = 0
+    accepted_batches: int = 0
+    recovered: int = 0
+    refused: int = 0
+    delivered: int = 0
+    delivered_batches: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    records: int = 0
+    bytes: int = 0
+    max_records: int | None = None
+    max_bytes: int | None = None
+    utilization: float = 0.0
+    disk_available_bytes: int | None = None
+    disk_full: int = 0
+    retries: int = 0
+    retry_successes: int = 0
+    retry_failures: Mapping[str, int] = field(default_factory=dict[str, int])
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
+    splits: int = 0
+    isolations: int = 0
+    backoff: float = 0.0
+    breaker: BreakerState = "closed"
+    breaker_opens: int = 0
+    breaker_rejected: int = 0
+    paused: bool = False
+    pauses: int = 0
+    workers_active: int = 0
+    workers_total: int = 0
+    preparers_active: int = 0
+    senders_active: int = 0
+    sends_in_flight: int = 0
+    latency: float | None = None
+    failover_records: int = 0
+    failover_entries: int = 0
+    failover_bytes: int = 0
+    failover_in: int = 0
+    failover_out: int = 0
+    failover_evicted: int = 0
+    durable: DurableStats | None = field(default=None, repr=False)
 
     @property
     def dropped_after(self) -> int:
@@ -179,10 +178,7 @@ class ExportReport:
     """What became of the records of an exporter, up to the end of its shutdown.
 
     Example:
-        >>> late = ["late"]
-        >>> ExportReport(
-        ...     name="spans", delivered=8, dead_lettered=0, undelivered=late, on_disk=0, elapsed=30.0
-        ... ).complete
+        >>> ExportReport(name="spans", delivered=8, undelivered=["late"], elapsed=30.0).complete
         False
 
     Attributes:
@@ -198,11 +194,11 @@ class ExportReport:
     """
 
     name: str
-    delivered: int
-    dead_lettered: int
-    undelivered: list[Any] = field(repr=False)
-    on_disk: int
-    elapsed: float
+    delivered: int = 0
+    dead_lettered: int = 0
+    undelivered: list[Any] = field(default_factory=list[Any], repr=False)
+    on_disk: int = 0
+    elapsed: float = 0.0
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
     given_up: Sequence[GivenUp] = ()
 

@@ -6,6 +6,7 @@ A sink says what it can do by having the methods; whoever holds it asks with `is
 |---|---|---|
 | `Sink` | `open`, `send`, `close` | a `send` that returned is delivered; one that raised may be repeated |
 | `KeyedSink` | `send_keyed` | a key goes with each record, so that the destination can tell a repetition |
+| `PreparingSink` | `prepare`, `send_prepared` | what computing a send needs can be done in a thread, before it |
 | `TransactionalSink` | `begin` | several sends and the note that their batch is in take effect together, once |
 | `StagingSink` | `stage`, `publish`, `discard` | the same over many processes: each stages, one publishes |
 
@@ -135,6 +136,19 @@ class KeyedSink(Sink, Protocol):
 
     async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str], /) -> SendResult | None:
         """Deliver a batch; `keys[i]` belongs to `batch[i]`, and is the same whenever that record is sent again."""
+        ...
+
+
+@runtime_checkable
+class PreparingSink(Sink, Protocol):
+    """A sink that can encode and compress a batch ahead of its send, in another thread."""
+
+    def prepare(self, batch: Sequence[Any], keys: Sequence[str], /) -> object:
+        """Make what is sent of a batch; called in a thread, so it touches nothing that `send` does."""
+        ...
+
+    async def send_prepared(self, prepared: Any, /) -> SendResult | None:
+        """Deliver what `prepare` made; as `send`."""
         ...
 
 

@@ -49,7 +49,8 @@ class BatchQueueDataSource(DataSource):
         df.write.format("batchqueue").option("sink", "jsonl").option("path", "/data/out").mode("append").save()
 
     Options: `sink` ("sqlite", "jsonl", or "package.module:factory"), `rows`, `rows_in_flight`, `queue.*` as in
-    `QueueConfig`, and whatever the sink takes: `path`, `table`; a factory is called with all options as a dict.
+    `QueueConfig`, `export.*` as in `ExportConfig`, and whatever the sink takes: `path`, `table`; a factory is called
+    with all options as a dict.
     """
 
     @classmethod
@@ -151,12 +152,19 @@ def _stream_key() -> BatchKey:
     return BatchKey(query, int(batch))
 
 
+def _staging(options: Options) -> StagingSink | None:
+    """The sink, if tasks stage in it; an exporter sends to it at once."""
+    read = read_options(options)
+    sink = read.make()
+    return sink if isinstance(sink, StagingSink) and read.export is None else None
+
+
 def publish(options: Options, key: BatchKey, messages: Sequence[WriterCommitMessage | None]) -> bool:
     """Make a batch visible; False if it had been before."""
     parts = _parts(messages)
-    sink = read_options(options).make()
+    sink = _staging(options)
     fresh = True
-    if isinstance(sink, StagingSink):
+    if sink is not None:
         fresh = asyncio.run(sink.publish(key, [part.attempt for part in parts]))
     log.info(
         "spark_batch_published",
@@ -172,7 +180,7 @@ def publish(options: Options, key: BatchKey, messages: Sequence[WriterCommitMess
 
 def discard(options: Options, key: BatchKey) -> None:
     """Drop what was staged for a batch."""
-    sink = read_options(options).make()
-    if isinstance(sink, StagingSink):
+    sink = _staging(options)
+    if sink is not None:
         asyncio.run(sink.discard(key))
     log.warning("spark_batch_aborted", batch=str(key))

@@ -15,9 +15,10 @@ from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks.base import BatchKey, Sink
 from batchqueue_async.spark import host
 from batchqueue_async.spark.collect import Collector
+from batchqueue_async.spark.exporting import route_to
 from batchqueue_async.spark.feed import feed
 from batchqueue_async.spark.ledger import Ledger, ledger_at
-from batchqueue_async.spark.route import Route, check_order, route_to
+from batchqueue_async.spark.route import Route, check_order
 from batchqueue_async.spark.rows import check_rows, converter
 
 if TYPE_CHECKING:

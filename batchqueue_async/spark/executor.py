@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.sinks.base import Attempt, BatchKey, StagingSink
 from batchqueue_async.spark import host
+from batchqueue_async.spark.exporting import WorkerExporterRoute, route_to
 from batchqueue_async.spark.feed import feed
 from batchqueue_async.spark.options import Options, read_options
-from batchqueue_async.spark.route import Route, SinkRoute, route_to
+from batchqueue_async.spark.route import Route, SinkRoute
 from batchqueue_async.spark.rows import converter
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
-
-
-_USUAL_THRESHOLD = 2_000  # of Python 3.13; 700 before
-_RARE_THRESHOLD = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,11 @@ class Worker:
         self._turn = threading.Lock()
         self._route: Route = Route()
         self._queue = host.free_queue("batchqueue", replace(config, consumer=self._consume))
-        self._lasting = None if isinstance(self._target, StagingSink) else route_to(self._target)
+        self._lasting: Route | None = None
+        if self._options.export is not None:
+            self._lasting = WorkerExporterRoute(self._target, self._options.export)
+        elif not isinstance(self._target, StagingSink):
+            self._lasting = route_to(self._target)
 
     async def _consume(self, batch: Sequence[Any]) -> None:
         await self._route.consume(batch)
@@ -62,7 +61,7 @@ class Worker:
         """Write a part; returns when all of it is handled, and staged where the sink stages."""
         started = time.perf_counter()
         bridge = host.bridge()
-        with self._turn, rarer_collections():
+        with self._turn:
             route = self._route = self._lasting or SinkRoute(self._target.stage(attempt))
             bridge.call(route.open)
             key = None if self._lasting is None else part_key(attempt)
@@ -84,24 +83,6 @@ class Worker:
                 if self._lasting is None:
                     bridge.call(route.close)
         return Part(attempt, fed.rows, fed.bytes, time.perf_counter() - started)
-
-
-@contextmanager
-def rarer_collections() -> Generator[None]:
-    """Let the cyclic garbage collector run once in 100,000 new containers meanwhile, unless the program set it itself.
-
-    Rows come and go by the ten thousand and hold no cycles, but each is a container: by default the collector walks
-    over those that are alive every 700 or 2,000 of them, which took a third of the time of rows as tuples.
-    """
-    threshold, *older = gc.get_threshold()
-    if not 0 < threshold <= _USUAL_THRESHOLD:
-        yield
-        return
-    gc.set_threshold(_RARE_THRESHOLD, *older)
-    try:
-        yield
-    finally:
-        gc.set_threshold(threshold, *older)
 
 
 def part_key(attempt: Attempt) -> BatchKey:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.config import QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError
+from batchqueue_async.export import BatchPolicy, BreakerPolicy, ExportConfig, RetryPolicy
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
 from batchqueue_async.sinks.base import Sink, StagingSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
@@ -35,6 +36,30 @@ _QUEUE: dict[str, Callable[[str], Any]] = {
 }
 
 
+_EXPORT: dict[str, Callable[[str], Any]] = {
+    "path": str,
+    "max_records": int,
+    "max_bytes": int,
+    "overflow": str,
+    "block_timeout": float,
+    "workers": lambda text: WorkerPolicy.fixed(int(text)),
+    "send_timeout": float,
+    "auth_pause": float,
+    "drain_timeout": float,
+    "batch.max_records": int,
+    "batch.max_bytes": int,
+    "batch.linger": float,
+    "retry.initial": float,
+    "retry.multiplier": float,
+    "retry.max_delay": float,
+    "retry.max_attempts": int,
+    "retry.max_age": float,
+    "breaker.threshold": int,
+    "breaker.reset_timeout": float,
+}
+_POLICIES: dict[str, Callable[..., Any]] = {"batch": BatchPolicy, "retry": RetryPolicy, "breaker": BreakerPolicy}
+
+
 def as_options(given: Mapping[str, str]) -> Options:
     """The options that Spark gives, in one form."""
     return tuple(sorted((str(name).lower(), str(text)) for name, text in given.items()))
@@ -49,6 +74,7 @@ class WriteOptions:
         rows: what an item is, as in `DriverSink`.
         rows_in_flight: the most rows in a worker that are not handled yet.
         queue: the queue's configuration.
+        export: the configuration of an exporter between the queue and the sink; None without one.
         rest: all options, for the sink's factory.
     """
 
@@ -56,6 +82,7 @@ class WriteOptions:
     rows: Rows
     rows_in_flight: int
     queue: QueueConfig[Any]
+    export: ExportConfig | None
     rest: dict[str, str]
 
     def make(self) -> Any:
@@ -69,7 +96,9 @@ class WriteOptions:
             raise _error(
                 "sink", self.sink, "made neither a sink nor a handler", "return an object with open, send, close"
             )
-        if not isinstance(made, StagingSink):  # each task of those sends to an attempt of its own
+        if self.export is not None and not isinstance(made, Sink):
+            raise _error("sink", self.sink, "made a handler, which export.* is not for", "return a sink")
+        if self.export is None and not isinstance(made, StagingSink):  # each task of those sends to its own attempt
             check_order("format batchqueue", made, self.queue)
         return made
 
@@ -96,23 +125,40 @@ def read_options(given: Options) -> WriteOptions:
             "format batchqueue: there is no option 'sink'; give .option('sink', 'sqlite'), 'jsonl', "
             "or 'package.module:factory'"
         )
-    queue: dict[str, Any] = {}
-    for name, text in options.items():
-        group, _, field = name.partition(".")
-        if group == "export" and field:
-            raise _error(name, text, "asks for an exporter, which this version does not have", "leave it out")
-        if group == "queue" and field:
-            if field not in _QUEUE:
-                raise _error(name, text, "is unknown", f"there are queue.{', queue.'.join(_QUEUE)}")
-            queue[field] = _number(name, text, _QUEUE[field])
+    queue, export = _group(options, "queue", _QUEUE), _export(_group(options, "export", _EXPORT))
     sink = options["sink"]
-    default = "batch" if sink in {"sqlite", "jsonl"} else "dict"
+    # An exporter counts records, and its disk takes no Arrow data.
+    default = "batch" if sink in {"sqlite", "jsonl"} and export is None else "dict"
     rows_in_flight = _number("rows_in_flight", options.get("rows_in_flight", "100000"), int)
     config = QueueConfig[Any](**queue)
     config.validate("batchqueue")
     rows = _rows(options.get("rows", default))
     host.sized("batchqueue", config, rows_in_flight, whole=rows == "batch")
-    return WriteOptions(sink, rows, rows_in_flight, config, options)
+    return WriteOptions(sink, rows, rows_in_flight, config, export, options)
+
+
+def _group(options: dict[str, str], group: str, known: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
+    """The options `group.name`, by their names."""
+    found: dict[str, Any] = {}
+    for option, text in options.items():
+        if not option.startswith(f"{group}."):
+            continue
+        name = option.removeprefix(f"{group}.")
+        if name not in known:
+            raise _error(option, text, "is unknown", f"there are {group}.{f', {group}.'.join(known)}")
+        found[name] = _number(option, text, known[name])
+    return found
+
+
+def _export(given: dict[str, Any]) -> ExportConfig | None:
+    if not given:
+        return None
+    policies = {
+        policy: make(**{name.partition(".")[2]: given[name] for name in given if name.startswith(f"{policy}.")})
+        for policy, make in _POLICIES.items()
+    }
+    plain = {name: value for name, value in given.items() if "." not in name}
+    return ExportConfig(**{"overflow": "block", **plain, **policies})
 
 
 def _number(name: str, text: str, parse: Callable[[str], Any]) -> Any:

@@ -165,8 +165,3 @@ def check_order(what: str, target: object, config: QueueConfig[Any]) -> None:
             f"{what}: {workers} workers and {partitions} partitions would bring rows out of order to "
             f"{type(target).__qualname__}, whose keys are the rows' places; use one worker and one partition"
         )
-
-
-def route_to(target: Any) -> Route:
-    """The route to a handler or a sink."""
-    return SinkRoute(target) if isinstance(target, Sink) else HandlerRoute(target)

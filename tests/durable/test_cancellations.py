@@ -1,4 +1,4 @@
-"""Cancelled at every await: each call is stopped after k turns of the loop, for every k, and the state left is looked at.
+"""Cancelled at every await: each call is stopped after k turns of the loop, for every k, and the state is looked at.
 
 The I/O runs on the loop, some turns after it was asked for, so that a cancellation also falls before a write, between
 the write and its answer, and after the answer, before the caller has seen it.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from durable_kit import ROOT, InlineRunner, RecordingFiles, drain, io_error
+from durable_kit import ROOT, InlineRunner, RecordingFiles, drain, eventually, io_error
 
 from batchqueue_async.durable import DurableConfig, DurableQueue
 from batchqueue_async.errors import BatchQueueError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from batchqueue_async.durable import Lease
 
 TURNS = 50
+
+pytestmark = pytest.mark.seeds(3)
 
 
 class LateRunner(InlineRunner):
@@ -248,7 +250,7 @@ async def look(here: Scene) -> None:
             await entry.nack()
         stats = queue.stats()
         assert stats.pending == 0
-        assert queue._state.pending_bytes == 0
+        assert queue._state.pending.disk_bytes == 0
         assert stats.leased == 0, "leased, and nobody has the lease"
         dropped = sum(stats.dropped.values())
         assert stats.recovered + stats.put == stats.acked + stats.dead_lettered + dropped + stats.records
@@ -272,9 +274,7 @@ async def look(here: Scene) -> None:
 
 async def settled(queue: DurableQueue) -> None:
     """Return when the writer has nothing left to do and the delays of `nack` are over."""
-    async with asyncio.timeout(60):
-        while queue._pump.busy or queue._pump._pending or queue.stats().delayed:
-            await asyncio.sleep(0.1)
+    await eventually(lambda: not (queue._pump.busy or queue._state.pending.frames or queue.stats().delayed))
 
 
 async def buried(queue: DurableQueue) -> set[bytes]:
@@ -334,9 +334,7 @@ async def test_an_opening_cancelled_after_every_turn_gives_the_directory_back(br
         if not hit:
             await queue.close()
             break
-        async with asyncio.timeout(60):
-            while queue._phase in ("opening", "open"):
-                await asyncio.sleep(0.1)
+        await eventually(lambda: queue._phase in ("new", "closed"))  # noqa: B023 - called at once
         assert not files.locked
         with pytest.raises(BatchQueueError):
             await queue.put(b"never opened")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from durable import fuzz_records
 from durable_kit import ROOT, RecordingFiles, drain, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchqueue_async.durable import acklog, compression, dead_letters, segment
+from batchqueue_async.durable import acklog, compression
 from batchqueue_async.durable import format as fmt
 from batchqueue_async.durable.acklog import Entry
 from batchqueue_async.durable.ranges import RangeSet
@@ -116,24 +119,20 @@ def test_fuzz_the_record_parser(data, payloads, cuts, codec):
     hurt = bytearray(fmt.encode_segment_header(HEADER) + frame + data)
     for at, size, new in cuts:
         hurt[at : at + size] = new
-    check_parser(bytes(hurt), set(payloads))
+    fuzz_records.check_parser(bytes(hurt), set(payloads))
 
 
-def check_parser(content: bytes, allowed: set[bytes]) -> None:
-    """Whatever the bytes: no error, no step back, and no payload that was not put."""
-    files = RecordingFiles(base={ROOT / "x": content})
-    descriptor = files.open_read(ROOT / "x")
-    segment.read_header(files, descriptor)
-    segment.read_footer(files, descriptor, len(content), MARKER)
-    position = 0
-    for item in segment.Walk(files, descriptor, MARKER, start=128, end=len(content)):
-        assert item.offset >= position
-        assert item.end > item.offset
-        position = item.end
-        if isinstance(item, segment.Found) and item.decoded is not None:
-            assert {payload for payload in item.decoded.payloads if payload is not None} <= allowed
-    acklog.decode(content, number=7, marker=MARKER, first_seq=1, next_seq=100)
-    dead_letters.decode(1, content)
+@given(data=st.binary(max_size=600))
+@settings(max_examples=300, deadline=None)
+def test_fuzz_whole_files(data):
+    fuzz_records.one_input(data)
+
+
+def test_the_fuzz_target_runs_without_atheris(monkeypatch, capsys):
+    monkeypatch.setattr(fuzz_records, "atheris", None)
+    monkeypatch.setattr(sys, "argv", ["fuzz_records.py", "--seconds", "0.2", "--seed", "1"])
+    fuzz_records.main()
+    assert "random inputs, seed 1" in capsys.readouterr().out
 
 
 def test_a_codec_that_lies_about_its_size_is_damage():
@@ -213,6 +212,7 @@ async def test_a_hint_is_made_small_again(monkeypatch):
             lease = await queue.lease(3)
             await lease.nack()
             await queue.put(b"x")
+            await asyncio.sleep(0.02)  # the hint is written a moment later
         assert max(len(files.nodes[node]) for path, node in files.entries.items() if path.suffix == ".ack") < 800
         killed = files.snapshot()
     async with opened(killed) as again:

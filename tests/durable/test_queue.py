@@ -378,7 +378,7 @@ async def test_a_put_cancelled_before_the_writer_has_it_is_not_put():
     assert await asyncio.gather(waiting[0], waiting[2]) == [2, 3]
     assert list((await drain(queue)).values()) == [b"with the writer", b"0", b"2"]
     assert queue.stats().pending == 0
-    assert queue._state.pending_bytes == 0
+    assert queue._state.pending.disk_bytes == 0
     await queue.close()
 
 

@@ -210,7 +210,7 @@ async def test_what_the_sink_refuses_for_good_is_given_up_with_its_reason(place,
         stats = check(export)
         assert (stats.delivered, stats.dead_lettered, stats.isolations) == (3, 1, 2)
         if place is not None:
-            letters = await export._disk.dead_letters()
+            letters = await export._engine.disk.dead_letters()
             assert [letter.reason for letter in letters] == ["PermanentError: 400 bad"]
     assert sorted(sink.records) == ["a", "c", "d"]
     assert told == [(["bad"], "PermanentError: 400 bad")]
@@ -367,7 +367,7 @@ async def test_attempts_are_counted_over_restarts(tmp_path):
     async with exporter(sink, tmp_path, retry=retry) as export:
         await export.flush()
         assert check(export).dead_lettered == 1
-        (letter,) = await export._disk.dead_letters()
+        (letter,) = await export._engine.disk.dead_letters()
     assert letter.reason == "3 attempts, and max_attempts=3; the last was RetryableError: still"
     assert letter.attempts == 3
 
@@ -390,11 +390,11 @@ async def test_encode_and_decode_of_ones_own(tmp_path):
     options = {"encode": lambda number: str(number).encode(), "decode": int}
     async with exporter(sink, tmp_path, **options) as export:
         await export.consume([1, 22])
-        await export._disk.put(b"no number")
+        await export._engine.disk.put(b"no number")
         await export.flush()
         stats = export.stats()
         assert stats.dead_lettered == 1
-        (letter,) = await export._disk.dead_letters()
+        (letter,) = await export._engine.disk.dead_letters()
         assert letter.payload == b"no number"
     assert sink.records == [1, 22]
 

@@ -150,9 +150,17 @@ class Server:
         """SIGKILL it, with all that it has started."""
         process = self.process
         if process is not None and process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            # Some are leaders of groups of their own, as PostgreSQL's are; and it does not start beside their rest.
+            everybody = [process.pid, *descendants(process.pid)]
+            for pid in everybody:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
+            end = time.monotonic() + self.stop_timeout
+            while any(map(alive, everybody)):
+                if time.monotonic() > end:
+                    raise RuntimeError(f"{self.name}: some of its processes outlive SIGKILL")
+                time.sleep(0.01)
 
     def restart(self) -> None:
         self.stop()
@@ -201,6 +209,32 @@ class Server:
                 self.kill()
                 raise RuntimeError(f"{self.name} does not serve after {self.start_timeout} s: {self.output()}")
             time.sleep(0.05)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        if fields := _status(int(path.name)):
+            children.setdefault(int(fields[1]), []).append(int(path.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that ended and waits to be asked for its result does not."""
+    fields = _status(pid)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def _status(pid: int) -> list[str]:
+    """The process's state, its parent, and more; nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def can_connect(port: int) -> bool:

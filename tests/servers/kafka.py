@@ -45,7 +45,7 @@ class Kafka(base.Server):
         self.sasl_port = base.free_port()
         self.proxied_port = base.free_port()
         self.controller_port = base.free_port()
-        self.advertised: int | None = None
+        self.proxy_port = base.free_port()
         self.java: str
         self.jars: Path
 
@@ -55,7 +55,7 @@ class Kafka(base.Server):
 
     @property
     def proxied_address(self) -> str:
-        """The listener that says of itself to be at port `advertised`: what stands in between goes there."""
+        """A listener that says of itself to be at `proxy_port`, where a proxy is to stand before it."""
         return f"{base.HOST}:{self.proxied_port}"
 
     def prepare(self) -> None:
@@ -67,8 +67,7 @@ class Kafka(base.Server):
         self.run(*self._java(), "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", config)
 
     def write_configuration(self) -> None:
-        """Write server.properties; it counts from the next start on."""
-        proxied = self.advertised or self.proxied_port
+        """Write server.properties."""
         listeners = {"PLAINTEXT": self.port, "SASL": self.sasl_port, "PROXIED": self.proxied_port}
         settings = {
             "process.roles": "broker,controller",
@@ -76,7 +75,7 @@ class Kafka(base.Server):
             "controller.quorum.voters": f"1@{base.HOST}:{self.controller_port}",
             "controller.listener.names": "CONTROLLER",
             "listeners": _listeners(listeners | {"CONTROLLER": self.controller_port}),
-            "advertised.listeners": _listeners(listeners | {"PROXIED": proxied}),
+            "advertised.listeners": _listeners(listeners | {"PROXIED": self.proxy_port}),
             "listener.security.protocol.map": (
                 "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,SASL:SASL_PLAINTEXT"
             ),

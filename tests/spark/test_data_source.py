@@ -212,7 +212,6 @@ def test_a_stream_stopped_amid_a_write_leaves_nothing_of_the_batch(source, tmp_p
         ({"sink": "spark_sinks:no_op_factory", "queue.max_batch": "0"}, "max_batch=0"),
         ({"sink": "spark_sinks:no_op_factory", "queue.workers": "0"}, "0"),
         ({"sink": "spark_sinks:no_op_factory", "rows_in_flight": "2"}, "rows_in_flight=2"),
-        ({"sink": "spark_sinks:no_op_factory", "export.path": "x"}, "exporter"),
     ],
 )
 def test_options_are_checked_where_the_write_is_planned(options, message):

@@ -1,0 +1,107 @@
+"""The sizing formula: how fast a backlog drains, how long that takes, and what an outage needs. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from batchqueue_async.durable.config import memory_limit
+from batchqueue_async.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """How a backlog goes down.
+
+    Attributes:
+        batches_per_second: what the workers send: workers / latency.
+        records_per_second: the same in records.
+        seconds: until the backlog is gone while new records keep coming; infinite where they come faster.
+    """
+
+    batches_per_second: float
+    records_per_second: float
+    seconds: float
+
+
+def drain(*, workers: int, latency: float, backlog: float, batch_records: int = 1, arrival: float = 0.0) -> Drain:
+    """How fast a backlog drains, and how long that takes.
+
+    The sizing formula: drain rate = workers / latency, drain time = backlog / drain rate.
+
+    Args:
+        workers: batches under way at once.
+        latency: seconds that one takes.
+        backlog: records that wait.
+        batch_records: records of a batch.
+        arrival: records that come in meanwhile, per second.
+
+    Example:
+        >>> drain(workers=8, latency=0.05, backlog=10_000)
+        Drain(batches_per_second=160.0, records_per_second=160.0, seconds=62.5)
+    """
+    _above("workers", workers)
+    _above("latency", latency)
+    _above("batch_records", batch_records)
+    _least("backlog", backlog)
+    _least("arrival", arrival)
+    batches = workers / latency
+    records = batches * batch_records
+    net = records - arrival
+    seconds = 0.0 if not backlog else backlog / net if net > 0 else math.inf
+    return Drain(batches_per_second=batches, records_per_second=records, seconds=seconds)
+
+
+def workers_for(*, rate: float, latency: float, batch_records: int = 1) -> int:
+    """The fewest workers that send so many records per second.
+
+    Example:
+        >>> workers_for(rate=10_000, latency=0.05, batch_records=500)
+        1
+    """
+    _above("rate", rate)
+    _above("latency", latency)
+    _above("batch_records", batch_records)
+    # 0.15 / 0.05 is 2.9999999999999996 in binary, and 0.3 / 0.1 is 3: noise must not buy a worker, nor cost one.
+    return max(1, math.ceil(round(rate * latency / batch_records, 9)))
+
+
+def bytes_for_outage(*, arrival: float, record_bytes: float, outage: float) -> int:
+    """The bytes that a send queue needs to keep everything through an outage of so many seconds.
+
+    Example:
+        >>> bytes_for_outage(arrival=1_000, record_bytes=1_024, outage=3_600)
+        3686400000
+    """
+    _least("arrival", arrival)
+    _least("record_bytes", record_bytes)
+    _least("outage", outage)
+    return math.ceil(arrival * record_bytes * outage)
+
+
+def memory_share(share: float, *, limit: int | None = None, limit_ratio: float = 0.85) -> int:
+    """A share of what the process may use, in bytes.
+
+    Args:
+        share: the part of the usable memory.
+        limit: the memory limit in bytes; the control group's, or the machine's memory, when None.
+        limit_ratio: the part of the limit that counts as usable.
+
+    Example:
+        >>> memory_share(0.10, limit=1_000_000_000)
+        85000000
+    """
+    for name, value in (("share", share), ("limit_ratio", limit_ratio)):
+        if not 0 < value <= 1:
+            raise ConfigError(f"memory_share: {name}={value!r} is outside (0, 1]; give e.g. 0.10")
+    return max(1, int((memory_limit() if limit is None else limit) * limit_ratio * share))
+
+
+def _above(name: str, value: float) -> None:
+    if not value > 0 or not math.isfinite(value):
+        raise ConfigError(f"sizing: {name}={value!r} is not above 0; give a number above 0")
+
+
+def _least(name: str, value: float) -> None:
+    if not value >= 0 or not math.isfinite(value):
+        raise ConfigError(f"sizing: {name}={value!r} is below 0; give 0 or more")

@@ -1,0 +1,76 @@
+"""The records of one put to the send queue in memory: what the durable queue's leases have on disk as a frame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from batchqueue_async.export.codec import sizes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchqueue_async.durable.frame import Frame, Run
+
+
+class Stretch:
+    """Records with their sizes. Stands where a lease's runs have a frame."""
+
+    __slots__ = ("count", "enqueued_ns", "payloads", "raw", "sizes")
+
+    def __init__(self, payloads: list[Any], enqueued_ns: int) -> None:
+        self.payloads = payloads
+        self.sizes = sizes_of(payloads)
+        self.count = len(payloads)
+        self.raw = sum(self.sizes)
+        self.enqueued_ns = enqueued_ns
+
+    @property
+    def frame(self) -> Frame:
+        """Itself, for a run."""
+        return cast("Frame", self)
+
+
+def sizes_in(run: Run) -> list[int]:
+    """The sizes of all records of the put that a run is of."""
+    return cast("Stretch", run.frame).sizes
+
+
+def size_of_run(run: Run) -> int:
+    """The bytes of a run's records."""
+    stretch = cast("Stretch", run.frame)
+    if run.high - run.low == stretch.count:
+        return stretch.raw
+    return sum(stretch.sizes[run.low : run.high])
+
+
+def count_of(runs: Sequence[Run]) -> int:
+    """The records of some runs."""
+    return sum([run.high - run.low for run in runs])
+
+
+def seq_of(run: Run) -> int:
+    """The number of a run's first record, to sort by."""
+    return run.seq
+
+
+def fitting(run: Run, records: int, size: int, *, first: bool) -> Run | None:
+    """As much of a run, from its beginning, as both limits allow; the `first` of a lease has one record at least."""
+    count = run.high - run.low
+    if count <= records and size_of_run(run) <= size:
+        return run
+    sizes = sizes_in(run)
+    end = run.low
+    while end < run.high and end - run.low < records and (sizes[end] <= size or (first and end == run.low)):
+        size -= sizes[end]
+        end += 1
+    return run.part(run.seq, run.seq + end - run.low) if end > run.low else None
+
+
+def making_room(run: Run, records: float, size: float) -> tuple[int, int]:
+    """How many records of a run, from its beginning, free so many records and bytes, and theirs; at most all."""
+    sizes = sizes_in(run)
+    count, freed = 0, 0
+    while run.low + count < run.high and (count < records or freed < size):
+        freed += sizes[run.low + count]
+        count += 1
+    return count, freed

@@ -1,0 +1,1 @@
+"""How fast the exporter is: `make bench-export`."""

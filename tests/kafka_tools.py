@@ -1,0 +1,31 @@
+"""What tests of Kafka look into a topic with."""
+
+from __future__ import annotations
+
+import aiokafka
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+
+async def create(kafka, topic, partitions=1, **configs):
+    """Make a topic."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.address)
+    await admin.start()
+    await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
+    await admin.close()
+
+
+async def read(kafka, topic):
+    """All committed messages of a topic, by partition."""
+    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed", "enable_auto_commit": False}
+    consumer = aiokafka.AIOKafkaConsumer(topic, bootstrap_servers=kafka.address, **options)
+    await consumer.start()
+    try:
+        places = sorted(consumer.assignment())
+        ends = await consumer.end_offsets(places)
+        found = []
+        for place in places:
+            while await consumer.position(place) < ends[place]:
+                found += (await consumer.getmany(place, timeout_ms=200)).get(place, [])
+        return found
+    finally:
+        await consumer.stop()
