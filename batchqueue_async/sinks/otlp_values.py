@@ -53,8 +53,7 @@ def put_value(target: Any, value: Any) -> None:
         >>> value.array_value.values[1].string_value
         'a'
     """
-    kind: type = type(value)
-    field = _SCALARS.get(kind)
+    field = _SCALARS.get(value.__class__)
     if field is not None:
         try:
             setattr(target, field, value)
