@@ -153,12 +153,13 @@ def _group(options: dict[str, str], group: str, known: dict[str, Callable[[str],
 def _export(given: dict[str, Any]) -> ExportConfig | None:
     if not given:
         return None
-    policies = {
+    policies: dict[str, Any] = {
         policy: make(**{name.partition(".")[2]: given[name] for name in given if name.startswith(f"{policy}.")})
         for policy, make in _POLICIES.items()
     }
     plain = {name: value for name, value in given.items() if "." not in name}
-    return ExportConfig(**{"overflow": "block", **plain, **policies})
+    fields: dict[str, Any] = {"overflow": "block", **plain, **policies}
+    return ExportConfig(**fields)
 
 
 def _number(name: str, text: str, parse: Callable[[str], Any]) -> Any:
