@@ -128,8 +128,8 @@ fuzz: $(STAMP) ## FUZZ=60 seconds of wrong bytes for the record parser; with cov
 	$(BIN)/python tests/durable/fuzz_records.py --seconds $(or $(FUZZ),60)
 
 .PHONY: bench-durable
-bench-durable: $(STAMP) ## measure the durable queue; a table, and JSON in bench-results/
-	$(BIN)/python tests/benchmarks/durable/bench.py
+bench-durable: $(BENCH_STAMP) ## the durable queue beside its peers; BENCH="--help" tells of its options
+	$(BIN)/python tests/benchmarks/durable/bench.py $(BENCH)
 
 .PHONY: clean
 clean: ## remove the environment and everything generated

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         RetryPolicy,
         SplitPolicy,
     )
+    from batchqueue_async.sinks.base import KeyedSink, SendResult, Sink
 
 __version__ = "0.1.0"
 
@@ -120,6 +121,7 @@ __all__ = [
     "GivenUp",
     "Handler",
     "ItemDroppedError",
+    "KeyedSink",
     "Lease",
     "LockedError",
     "PartitionPolicy",
@@ -138,8 +140,10 @@ __all__ = [
     "RetryableError",
     "Scheduler",
     "Selector",
+    "SendResult",
     "SharedScheduler",
     "ShutdownReport",
+    "Sink",
     "SinkError",
     "SplitPolicy",
     "SyncBridge",
@@ -176,7 +180,12 @@ _EXPORT = (
     "RetryPolicy",
     "SplitPolicy",
 )
-_LATER = dict.fromkeys(_DURABLE, "batchqueue_async.durable") | dict.fromkeys(_EXPORT, "batchqueue_async.export")
+_SINKS = ("KeyedSink", "SendResult", "Sink")
+_LATER = {
+    **dict.fromkeys(_DURABLE, "batchqueue_async.durable"),
+    **dict.fromkeys(_EXPORT, "batchqueue_async.export"),
+    **dict.fromkeys(_SINKS, "batchqueue_async.sinks.base"),
+}
 
 if not TYPE_CHECKING:
 

@@ -75,6 +75,7 @@ def plot(database: Path, target: Path) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     query = (
         "SELECT service, minute, sum(latency_sum) * 1.0 / sum(calls), sum(errors) FROM minute GROUP BY 1, 2 ORDER BY 2"
@@ -91,7 +92,10 @@ def plot(database: Path, target: Path) -> None:
     above.set_ylabel("mean latency (ms)")
     below.set_ylabel("errors per minute")
     below.set_xlabel("minute")
-    above.legend(fontsize="small", ncols=3)
+    below.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle("Calls of services, from the table `minute`")
+    figure.legend(loc="lower center", fontsize="small", ncols=6)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(target, dpi=100)
 
 
@@ -113,8 +117,8 @@ class Display:
         lags = [each.lag.p50 for each in queries if each.lag.count]
         rate = sum(each.rows_per_second for each in queries if each.active)
         return (
-            f"{time.monotonic() - self.began:5.1f} s  in {rows_in:>9,} rows ({rate:>9,.0f}/s)"
-            f"  out {sum(each.rows for each in sinks):>6,} rows  queue depth {depth:>3}"
+            f"{time.monotonic() - self.began:5.1f} s  read {rows_in:>9,} rows by 3 queries ({rate:>9,.0f}/s)"
+            f"  written {sum(each.rows for each in sinks):>6,} rows  queue depth {depth:>3}"
             f"  lag {max(lags, default=0.0):4.1f} s"
         )
 

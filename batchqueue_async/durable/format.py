@@ -134,7 +134,7 @@ def encode_frame(
     rows = [0] * (2 * count)
     rows[::2] = map(len, payloads)
     rows[1::2] = map(crc32, payloads)
-    raw_size = sum(map(len, payloads))
+    raw_size = sum(rows[::2])
     table = struct.pack(f"<{2 * count}I", *rows)
     body: Sequence[bytes] = payloads
     body_size, body_crc = raw_size, 0

@@ -75,7 +75,7 @@ class Gate:
         return min(self.health.limit(full), self.auth.limit(full))
 
     def answered(self, leave: Pass) -> bool:
-        """The destination took the batch, or refused it on its merits: it is well and knows us; whether that is news."""
+        """The destination took the batch, or refused it on its merits: it is well, and that may be news."""
         health, auth = self.health, self.auth
         if leave is self._plain and not health.failures and health.ramp is None:
             return False

@@ -132,7 +132,13 @@ def is_concurrent(sink: Sink) -> bool:
 
 @runtime_checkable
 class KeyedSink(Sink, Protocol):
-    """A sink that carries an idempotency key with each record."""
+    """A sink that carries an idempotency key with each record.
+
+    Example:
+        >>> from batchqueue_async.sinks.sqlite import SqliteSink
+        >>> isinstance(SqliteSink("rows.db"), KeyedSink)
+        True
+    """
 
     async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str], /) -> SendResult | None:
         """Deliver a batch; `keys[i]` belongs to `batch[i]`, and is the same whenever that record is sent again."""

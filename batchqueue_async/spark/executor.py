@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +17,6 @@ from batchqueue_async.spark.rows import converter
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
-
-
-_USUAL_THRESHOLD = 2_000  # of Python 3.13; 700 before
-_RARE_THRESHOLD = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,7 @@ class Worker:
         """Write a part; returns when all of it is handled, and staged where the sink stages."""
         started = time.perf_counter()
         bridge = host.bridge()
-        with self._turn, rarer_collections():
+        with self._turn:
             route = self._route = self._lasting or SinkRoute(self._target.stage(attempt))
             bridge.call(route.open)
             key = None if self._lasting is None else part_key(attempt)
@@ -89,24 +83,6 @@ class Worker:
                 if self._lasting is None:
                     bridge.call(route.close)
         return Part(attempt, fed.rows, fed.bytes, time.perf_counter() - started)
-
-
-@contextmanager
-def rarer_collections() -> Generator[None]:
-    """Let the cyclic garbage collector run once in 100,000 new containers meanwhile, unless the program set it itself.
-
-    Rows come and go by the ten thousand and hold no cycles, but each is a container: by default the collector walks
-    over those that are alive every 700 or 2,000 of them, which took a third of the time of rows as tuples.
-    """
-    threshold, *older = gc.get_threshold()
-    if not 0 < threshold <= _USUAL_THRESHOLD:
-        yield
-        return
-    gc.set_threshold(_RARE_THRESHOLD, *older)
-    try:
-        yield
-    finally:
-        gc.set_threshold(threshold, *older)
 
 
 def part_key(attempt: Attempt) -> BatchKey:

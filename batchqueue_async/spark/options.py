@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.config import QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.export.config import BatchPolicy, BreakerPolicy, ExportConfig, RetryPolicy
+from batchqueue_async.export import BatchPolicy, BreakerPolicy, ExportConfig, RetryPolicy
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
 from batchqueue_async.sinks.base import Sink, StagingSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
@@ -153,12 +153,13 @@ def _group(options: dict[str, str], group: str, known: dict[str, Callable[[str],
 def _export(given: dict[str, Any]) -> ExportConfig | None:
     if not given:
         return None
-    policies = {
+    policies: dict[str, Any] = {
         policy: make(**{name.partition(".")[2]: given[name] for name in given if name.startswith(f"{policy}.")})
         for policy, make in _POLICIES.items()
     }
     plain = {name: value for name, value in given.items() if "." not in name}
-    return ExportConfig(**{"overflow": "block", **plain, **policies})
+    fields: dict[str, Any] = {"overflow": "block", **plain, **policies}
+    return ExportConfig(**fields)
 
 
 def _number(name: str, text: str, parse: Callable[[str], Any]) -> Any:

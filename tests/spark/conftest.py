@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from servers import base as servers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -24,11 +25,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.g
 sys.path.insert(0, str(HERE))
 
 HAS_JAVA = subprocess.run([sys.executable, str(ROOT / ".ci" / "java.py"), "--check"], check=False).returncode == 0
-SKIPPED = "Spark's tests were skipped: they need Java 17 or newer. As root `make java` installs it, else it says how."
-OURS = pytest.StashKey[int]()
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     ours = [item for item in items if item.path.parent == HERE]
     for item in ours:
         if item.get_closest_marker("timeout") is None:
@@ -37,13 +36,9 @@ def pytest_collection_modifyitems(config, items):
         return
     for item in ours:
         item.add_marker(pytest.mark.skip(reason="no Java"))
-    config.stash[OURS] = len(ours)
-
-
-def pytest_unconfigure(config):
-    if config.stash.get(OURS, 0):
-        reporter = config.pluginmanager.get_plugin("terminalreporter")
-        reporter.write_line(f"{SKIPPED} ({config.stash[OURS]} tests)", yellow=True)
+    if ours:
+        reason = "it needs Java 17 or newer; as root `make java` installs it, else it says how"
+        servers.MISSING["Spark"] = f"{reason} ({len(ours)} tests)"
 
 
 # --- JVMs

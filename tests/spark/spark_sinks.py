@@ -105,6 +105,12 @@ def no_op_factory(options):
     return no_op
 
 
+def postgres(options):
+    from batchqueue_async.sinks.postgres import PostgresSink
+
+    return PostgresSink(options["dsn"], options["table"])
+
+
 class Keyed:
     """Keeps what each key came with; made anew for each set of options, its finds are shared."""
 

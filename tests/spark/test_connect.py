@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import SPARK_HOME, free_port, kill
+from cluster import SPARK_HOME, kill
+from servers.base import free_port
 
 HERE = Path(__file__).parent
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"

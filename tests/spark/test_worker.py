@@ -12,7 +12,7 @@ import spark_sinks
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
 from batchqueue_async.sinks.memory import MemorySink
-from batchqueue_async.spark import BatchQueueDataSource, data_source, executor
+from batchqueue_async.spark import BatchQueueDataSource, data_source, feed
 from batchqueue_async.spark.executor import Worker
 from batchqueue_async.spark.options import as_options
 
@@ -72,17 +72,17 @@ def test_keys_that_would_not_be_the_same_again_are_refused(option):
     assert BatchQueueDataSource({**options, "path": "x"}).writer(None, False)
 
 
-def test_a_worker_collects_garbage_rarely_and_only_meanwhile():
+def test_garbage_is_collected_rarely_and_only_while_rows_are_fed():
     before = gc.get_threshold()
     try:
         for usual in (700, 2_000):
             gc.set_threshold(usual, 10, 10)
-            with executor.rarer_collections():
+            with feed.rarer_collections():
                 assert gc.get_threshold() == (100_000, 10, 10)
             assert gc.get_threshold() == (usual, 10, 10)
         for chosen in (0, 5_000):
             gc.set_threshold(chosen)
-            with executor.rarer_collections():
+            with feed.rarer_collections():
                 assert gc.get_threshold()[0] == chosen
     finally:
         gc.set_threshold(*before)

@@ -1,0 +1,78 @@
+"""Into a real PostgreSQL, from the driver and from the executors: each batch exactly once."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchqueue_async.sinks.postgres import PostgresSink
+from batchqueue_async.spark import BatchQueueDataSource, DriverSink
+
+
+def stream(spark):
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 40).option("numPartitions", 2)
+    return source.option("startTimestamp", 0).load().select("value")
+
+
+def rows(postgres, table):
+    if not postgres.sql(f"SELECT 1 FROM information_schema.tables WHERE table_name = '{table}'"):
+        return []
+    return sorted(int(value) for value in postgres.sql(f"SELECT value FROM {table}"))
+
+
+def forget_the_last_commit(checkpoint):
+    """As if Spark's driver had died between the sink's commit and its own."""
+    last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
+    for each in (checkpoint / "commits").glob(f"*{last}*"):
+        each.unlink()
+
+
+def run(writer, checkpoint, done):
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    try:
+        while not done() and not query.awaitTermination(0.05):
+            pass
+    finally:
+        query.stop()
+    assert query.exception() is None
+
+
+def test_a_stream_through_the_driver_is_exact_through_a_crash(spark, postgres, tmp_path):
+    for batches in (2, 4):
+        with DriverSink("postgres", sink=PostgresSink(postgres.dsn, "from_driver")) as sink:
+            run(
+                stream(spark).writeStream.foreachBatch(sink),
+                tmp_path / "checkpoint",
+                lambda wanted=batches: len(rows(postgres, "from_driver")) >= 40 * wanted,
+            )
+            assert sink.stats().skipped == (batches == 4)
+        forget_the_last_commit(tmp_path / "checkpoint")
+    found = rows(postgres, "from_driver")
+    assert found == list(range(len(found)))
+
+
+def test_a_stream_through_the_executors_is_exact_through_a_crash(spark, postgres, tmp_path):
+    spark.dataSource.register(BatchQueueDataSource)
+    options = {"sink": "spark_sinks:postgres", "dsn": postgres.dsn, "table": "from_executors", "rows": "batch"}
+    for batches in (2, 4):
+        run(
+            stream(spark).writeStream.format("batchqueue").options(**options),
+            tmp_path / "checkpoint",
+            lambda wanted=batches: len(rows(postgres, "from_executors")) >= 40 * wanted,
+        )
+        forget_the_last_commit(tmp_path / "checkpoint")
+    found = rows(postgres, "from_executors")
+    assert found == list(range(len(found)))
+
+
+def test_a_batch_job_that_fails_leaves_nothing(spark, postgres):
+    spark.dataSource.register(BatchQueueDataSource)
+    options = {"sink": "spark_sinks:postgres", "dsn": postgres.dsn, "table": "from_job"}
+    bad = spark.range(0, 1000, 1, 4).selectExpr("id AS value", "assert_true(id < 990, 'too large') AS x")
+    with pytest.raises(Exception, match="too large"):
+        bad.write.format("batchqueue").options(**options).mode("append").save()
+    with DriverSink("postgres", sink=PostgresSink(postgres.dsn, "from_job")) as sink:
+        with pytest.raises(Exception, match="too large"):
+            sink(bad)
+        assert rows(postgres, "from_job") == []
+        sink(spark.range(5).selectExpr("id AS value"))
+    assert rows(postgres, "from_job") == [0, 1, 2, 3, 4]
