@@ -86,6 +86,10 @@ bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BEN
 bench-export: $(STAMP) ## the exporter's speed table; a table, and JSON in bench-results/
 	$(BIN)/python -m tests.benchmarks.export --out bench-results/export.json $(BENCH)
 
+.PHONY: bench-sinks
+bench-sinks: $(STAMP) ## the sinks beside their bare clients, against real servers; a table, and JSON in bench-results/
+	$(BIN)/python -m tests.benchmarks.sinks --out bench-results/sinks.json $(BENCH)
+
 .PHONY: bench-profile
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
 	$(BIN)/python -m tests.benchmarks --profile $(or $(ROW),nowait)
