@@ -87,7 +87,7 @@ bench-export: $(STAMP) ## the exporter's speed table; a table, and JSON in bench
 	$(BIN)/python -m tests.benchmarks.export --out bench-results/export.json $(BENCH)
 
 .PHONY: bench-sinks
-bench-sinks: $(STAMP) ## the sinks beside their bare clients, against real servers; a table, and JSON in bench-results/
+bench-sinks: $(BENCH_STAMP) ## the sinks beside their bare clients, against real servers; a table, and JSON in bench-results/
 	$(BIN)/python -m tests.benchmarks.sinks --out bench-results/sinks.json $(BENCH)
 
 .PHONY: bench-profile

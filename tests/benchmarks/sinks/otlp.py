@@ -2,19 +2,17 @@
 
 Each case begins with spans as the program has them (the SDK's `ReadableSpan`, our rows or messages; 8 attributes, an
 event) and ends when a server in another process has answered for all. The server reads the requests and does nothing
-with them. `python -m tests.benchmarks.sinks.otlp` prints the figures alone.
+with them; it is this module as a program.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -28,8 +26,14 @@ from batchqueue_async.sinks.otlp import OtlpSink
 from batchqueue_async.sinks.otlp_request import SIGNALS
 from batchqueue_async.sinks.otlp_values import message, messages
 
+from .measuring import Comparison, Row, compare
+
+if TYPE_CHECKING:
+    from .measuring import Subject
+
 BATCH = 500
 TARGET = 3.0
+SDK = "OpenTelemetry SDK, BatchSpanProcessor"
 RESOURCE = {"service.name": "bench"}
 ATTRIBUTES = {
     "http.request.method": "GET",
@@ -63,7 +67,7 @@ def serve() -> None:
     asyncio.run(main())
 
 
-def rows(count: int) -> list[dict[str, Any]]:
+def spans_as_rows(count: int) -> list[dict[str, Any]]:
     return [
         {
             "name": f"GET /orders/{number % 50}",
@@ -138,10 +142,10 @@ async def ours(address: str, records: list[Any], *, exporter: bool) -> float:
         await sink.close()
 
 
-def measure(count: int = 20_000, runs: int = 5) -> dict[str, list[float]]:
-    """Spans a second of each case, run by run."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.benchmarks.sinks.otlp", "--serve"],
+async def rows(turns: int, batches: int) -> list[Row]:
+    """The table's rows."""
+    server = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs yet
+        [sys.executable, "-m", "tests.benchmarks.sinks.otlp"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).resolve().parents[3],
@@ -149,36 +153,34 @@ def measure(count: int = 20_000, runs: int = 5) -> dict[str, list[float]]:
     try:
         assert server.stdout is not None
         address = f"127.0.0.1:{int(server.stdout.readline())}"
-        plain, spans = rows(count), readable(count)
+        count = batches * BATCH
+        plain, spans = spans_as_rows(count), readable(count)
         made = [message(messages("trace").Span, row) for row in plain]
-        cases = {
-            "OpenTelemetry SDK": lambda: sdk(address, spans),
-            "OtlpSink, rows": lambda: asyncio.run(ours(address, plain, exporter=False)),
-            "OtlpSink, messages": lambda: asyncio.run(ours(address, made, exporter=False)),
-            "Exporter, OtlpSink, rows": lambda: asyncio.run(ours(address, plain, exporter=True)),
-            "Exporter, OtlpSink, messages": lambda: asyncio.run(ours(address, made, exporter=True)),
+
+        def subject(records: list[Any], *, exporter: bool) -> Subject:
+            async def run(batches: int) -> float:
+                count = batches * BATCH
+                return count / await ours(address, records[:count], exporter=exporter)
+
+            return run
+
+        async def base(batches: int) -> float:
+            count = batches * BATCH
+            return count / await asyncio.to_thread(sdk, address, spans[:count])
+
+        subjects: dict[str, Subject] = {
+            SDK: base,
+            "OtlpSink, messages": subject(made, exporter=False),
+            "OtlpSink, rows": subject(plain, exporter=False),
+            "Exporter, OtlpSink, messages": subject(made, exporter=True),
+            "Exporter, OtlpSink, rows": subject(plain, exporter=True),
         }
-        found: dict[str, list[float]] = {name: [] for name in cases}
-        for run in range(runs + 1):  # the first one warms up
-            for name, case in cases.items():
-                rate = count / case()
-                if run:
-                    found[name].append(rate)
+        comparisons = [Comparison(name, SDK, TARGET) for name in subjects if name != SDK]
+        return await compare(subjects, comparisons, turns=turns, batches=batches)
     finally:
         server.terminate()
         server.wait()
-    return found
-
-
-def main() -> None:
-    """Print the medians and what they are of the SDK's."""
-    found = measure()
-    base = statistics.median(found["OpenTelemetry SDK"])
-    for name, rates in found.items():
-        median = statistics.median(rates)
-        print(f"{name:30} {median:>10,.0f} spans/s  {median / base:5.2f} x the SDK")
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    serve() if "--serve" in sys.argv else main()
+    serve()
