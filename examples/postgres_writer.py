@@ -1,16 +1,17 @@
-"""Write rows to PostgreSQL in batches, as a batching JDBC writer does, from many tasks that each have one row at a time.
+"""Write rows to PostgreSQL in batches, as a batching JDBC writer does, from tasks that each have one row at a time.
 
-Each table has a handler: metrics replace the row of their service and minute, slow statements are added. The queue makes
-batches of single rows; the sinks write a batch with one COPY, and each record once, even if the database restarts in
-between. A row that a table refuses is printed, and the others of its batch are written.
+Each table has a handler: metrics replace the row of their service and minute, slow statements are added. The queue
+makes batches of single rows; the sinks write a batch with one COPY, and each record once, even if the database restarts
+in between. A row that a table refuses is printed, and the others of its batch are written.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.postgres import PostgresSink
@@ -54,10 +55,11 @@ async def run(dsn: str, count: int) -> None:
         retry=bq.RetryPolicy(initial=0.5),
         on_dead_letter=lambda records, reason: print(f"refused {len(records)}: {reason}"),
     )
-    cpm = bq.Exporter(PostgresSink(dsn, "cpm", upsert_on=["service", "minute"]), config, name="cpm")
+    # Several batches are on their way at once: the values of one minute keep their order by their key.
+    in_order = replace(config, ordering="key", key=lambda row: (row.service, row.minute))
+    cpm = bq.Exporter(PostgresSink(dsn, "cpm", upsert_on=["service", "minute"]), in_order, name="cpm")
     slow = bq.Exporter(PostgresSink(dsn, "slow_sql"), config, name="slow_sql")
     async with cpm, slow, bq.BatchQueueManager() as manager:
-        # The rows of a type go to one worker, so that the last value of a minute is written last.
         queue: bq.BatchQueue[Cpm | SlowSql] = manager.create("rows", bq.QueueConfig(linger=0.05))
         queue.add_handler(Cpm, cpm)
         queue.add_handler(SlowSql, slow)
@@ -77,6 +79,7 @@ def main() -> None:
     parser.add_argument("--dsn", default="env:DATABASE_URL", help="the database (%(default)s)")
     parser.add_argument("--count", type=int, default=2_000, help="metrics of each service (%(default)s)")
     arguments = parser.parse_args()
+    logging.getLogger("batchqueue_async").setLevel(logging.ERROR)  # what is given up is printed here
     asyncio.run(run(arguments.dsn, arguments.count))
 
 
