@@ -65,6 +65,9 @@ class Redis:
     async def connect(self):
         self.client = redis.asyncio.Redis(port=self.server.port)
 
+    async def settle(self):
+        """Wait until what holds the records survives a kill."""
+
     async def stop(self):
         await self.client.delete(self.name)
         await self.client.aclose()
@@ -90,6 +93,9 @@ class Nats:
         self.name = name
         await self.connect()
         await self.stream.add_stream(StreamConfig(name=name, subjects=[f"{name}.*"]))
+
+    async def settle(self):
+        """The stream is on disk when it is made."""
 
     async def stop(self):
         with contextlib.suppress(nats.js.errors.NotFoundError):
@@ -117,6 +123,10 @@ class Rabbit:
         self.connection = await aio_pika.connect(f"amqp://{self.server.address}/")
         self.channel = await self.connection.channel()
         self.queue = await self.channel.declare_queue(self.name, durable=True)
+
+    async def settle(self):
+        """A declared queue is in the broker's memory for some time, and messages in it are lost with it."""
+        await asyncio.to_thread(self.server.ctl, "eval", "mnesia:sync_log().")
 
     async def stop(self):
         await self.queue.delete(if_unused=False, if_empty=False)
@@ -369,6 +379,7 @@ class TestEach:
 
     async def test_a_server_that_was_killed_is_used_again(self, kind, broker):
         async with opened(broker.sink(timeout=2.0)) as sink:
+            await broker.settle()
             await sink.send_keyed([b"before"], ["k/1"])
             broker.server.kill()
             with pytest.raises(bq.RetryableError):
