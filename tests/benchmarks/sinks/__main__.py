@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import kafka, postgres
+from . import kafka, otlp, postgres
 
 if TYPE_CHECKING:
     from .measuring import Row
 
-SINKS = {"kafka": kafka.rows, "postgres": postgres.rows}
+SINKS = {"kafka": kafka.rows, "postgres": postgres.rows, "otlp": otlp.rows}
 
 
 def show(row: Row) -> str:
