@@ -66,7 +66,7 @@ class TestOutage:
         await create(kafka, name, 3)
         sink = KafkaSink(kafka_proxy.address, name, key="k", timeout=0.5, connect_timeout=0.5)
         order = {"ordering": "key", "key": lambda record: record["k"]}
-        result = await outage(sink, kafka_proxy, lambda number: {"id": number, "k": f"k{number % 7}"}, **order)
+        result = await outage(sink, kafka_proxy, lambda number: {"id": number, "k": f"k{number % 97}"}, **order)
         result.check()
         by_key = defaultdict(list)
         for message in await read(kafka, name):

@@ -33,7 +33,7 @@ async def test_what_takes_turns_is_compared_by_turns():
 
 def test_the_bench_runs_and_reports(postgres, kafka, capsys, tmp_path):
     out = tmp_path / "results" / "sinks.json"
-    main(["--turns", "1", "--batches", "2", "--out", str(out)])
+    main(["--sink", "kafka", "--sink", "postgres", "--turns", "1", "--batches", "2", "--out", str(out)])
     printed = capsys.readouterr().out
     assert printed.count("target >=") == 5
     rows = json.loads(out.read_text())["rows"]
