@@ -49,8 +49,8 @@ class ExportConfig:
         durable: how the durable send queue behaves, but for `max_records`, `max_bytes`, `overflow`, `block_timeout` and
             the order, which are said here.
         max_records: records in the send queue, those under way included; None sets no limit.
-        max_bytes: their bytes; on disk, everything in the directory. None is `durable.max_bytes`, or else 1 GiB on disk
-            and 256 MiB in memory.
+        max_bytes: their bytes, in memory with 64 more for each record; on disk, everything in the directory. None is
+            `durable.max_bytes`, or else 1 GiB on disk and 256 MiB in memory.
         overflow: what happens at these limits: `drop_oldest` (never what is under way), `drop_newest` (what comes in;
             `consume` returns, the drop is counted), `block` or `reject` (`consume` raises `QueueFullError`).
         block_timeout: seconds after which `block` rejects; None waits.

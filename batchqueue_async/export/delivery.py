@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async import log
 from batchqueue_async.errors import DurableQueueError, PermanentError, QueueClosedError, RetryableError
-from batchqueue_async.export.outcome import Verdict, judge, reason
+from batchqueue_async.export.outcome import Verdict, is_sinks_own, judge, reason
 from batchqueue_async.export.stats import GivenUp
 from batchqueue_async.queue.dispatch import describe
 from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult
@@ -78,16 +78,20 @@ class Courier:
 
     async def deliver(self, parcel: Batch, leave: Pass) -> None:
         """Send a batch with this leave, which the gate gave, and settle all of it."""
+        delay = 0.0
         try:
             await _Trip(self, parcel).run(leave)
+        except Exception:
+            delay = self._backoff.delay(parcel.attempts)  # a fault of ours may last
+            raise
         finally:
             if parcel.unsettled:
-                # Cut off, or a fault of ours: nothing may stay leased by nobody.
-                await self._return(parcel)
+                # Cut off, or that fault: nothing may stay leased by nobody.
+                await self._return(parcel, delay)
 
-    async def _return(self, parcel: Batch) -> None:
+    async def _return(self, parcel: Batch, delay: float) -> None:
         try:
-            await parcel.nack(0.0, reason="cut_off")
+            await parcel.nack(delay, reason="cut_off")
         except QueueClosedError:
             return  # on disk it stays as it is, and in memory the report has it
 
@@ -102,11 +106,10 @@ class Courier:
             async with asyncio.timeout(self._config.send_timeout):
                 result = await self._send(parcel, places)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if not is_sinks_own(error):
                 self._gate.release(leave)
                 raise
-            return error  # the sink's own: something inside it was cancelled
+            return error
         except Exception as error:  # noqa: BLE001 - whatever a sink raises is what became of the batch
             return error
         finally:
@@ -188,11 +191,14 @@ class Courier:
                 self._counts.failover_in += await parcel.dead_letter(why, gone)
             else:
                 await self.give_up(parcel, gone, f"{why}; the last was {reason(error)}")
-        if places:
-            asked = error.retry_after if isinstance(error, RetryableError) else None
-            delay = self._backoff.delay(parcel.attempts, asked)
+        if not places:
+            return
+        asked = error.retry_after if isinstance(error, RetryableError) else None
+        # Records that had to wait often don't make those wait that came into the batch beside them.
+        for attempts, again in parcel.by_attempts(places).items():
+            delay = self._backoff.delay(attempts, asked)
             self._counts.backoff = delay
-            await parcel.nack(delay, places, reason=kind)
+            await parcel.nack(delay, again, reason=kind)
 
     def _exhausted(self, parcel: Batch, places: Sequence[int]) -> tuple[dict[str, list[int]], Sequence[int]]:
         policy = self._config.retry
@@ -211,7 +217,7 @@ class Courier:
 
     async def give_up(self, parcel: Batch, places: Sequence[int], why: str) -> None:
         """Records go to the dead letters."""
-        records = parcel.take(places)
+        records = parcel.take_originals(places)
         try:
             gone = await parcel.dead_letter(why, places)
         except DurableQueueError as error:

@@ -89,8 +89,8 @@ class Engine:
         else:
             self.disk = await open_queue(config.path, durable_config(config))
             self.queue = DiskQueue(self.disk, config.encode)
-        self._build()
         try:
+            self._build()
             await self.opening.first()
         except BaseException:
             if self.disk is not None:

@@ -120,7 +120,8 @@ class Exporter:
         Cancelled, the batch is not kept, unless a disk had it already.
 
         Raises:
-            QueueFullError: there is no room, and `overflow` says to refuse; nothing of the batch is kept.
+            QueueFullError: there is no room, and `overflow` says to refuse; nothing of the batch is kept, or, if it is
+                larger than the whole queue, a first part of it.
             DeliveryError: with a path, some records have no form on disk; its `failures` has them, the others are kept.
             QueueClosedError: the exporter is not open.
             WrongLoopError: it lives on another loop.
@@ -139,6 +140,7 @@ class Exporter:
             engine.counts.disk_full += isinstance(error, DiskFullError)
             raise
         engine.counts.accepted_batches += 1
+        engine.feeder.arrived(len(batch))
 
     def _check(self) -> None:
         if self._phase != "open":

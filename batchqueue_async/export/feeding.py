@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from batchqueue_async.export.stats import Counts
 
 _AFTER_FAULT = 1.0
+_TICK = 1e-6
 
 
 class Feeder:
@@ -72,6 +73,9 @@ class Feeder:
         self.task: asyncio.Task[None] | None = None
         self._bell: asyncio.Future[None] | None = None
         self._leasing = self._rung = False
+        self._wanted: int | None = None
+        """How many records a batch that lingers has room for; None when none lingers."""
+        self._full_at = 0
         self._counted_wait = False
 
     def start(self) -> None:
@@ -192,15 +196,15 @@ class Feeder:
             self._leasing = self._rung = False
 
     async def _fill(self, first: Lease) -> Parcel:
-        """Wait for more records, up to the linger of the oldest."""
+        """Wait for more records, up to the linger of the oldest, and take what has come by then."""
         policy, queue = self._policy, self._queue
         leases = [first]
         records, size = policy.max_records - len(first), policy.max_bytes - queue.weigh(first)
         left = policy.linger - (queue.now_ns() - Parcel(leases).enqueued_ns) * 1e-9
-        end = self._loop.time() + left
         try:
-            while records > 0 and size > 0 and left > 0 and not self.hurry:
-                lease = await self._lease(records, size, left)
+            await self._linger(left, records, size)
+            while records > 0 and size > 0:
+                lease = await queue.lease(records, size, 0)
                 if not lease:
                     break
                 weight = queue.weigh(lease)
@@ -209,12 +213,31 @@ class Feeder:
                     break
                 leases.append(lease)
                 records, size = records - len(lease), size - weight
-                left = end - self._loop.time()
         except BaseException:
             for lease in leases:
                 await lease.nack(counted=False)
             raise
+        finally:
+            self._wanted = None
         return Parcel(leases)
+
+    async def _linger(self, seconds: float, records: int, size: int) -> None:
+        """Wait until so many records or bytes have come in, or the time is over, or somebody is in a hurry."""
+        end = self._loop.time() + seconds
+        self._wanted, self._full_at = records, self._queue.size + size
+        # Batches that end meanwhile poke as well.
+        while self._wanted > 0 and self._queue.size < self._full_at and not self.hurry and self.deadline is None:
+            left = end - self._loop.time()
+            if left <= _TICK:
+                return
+            await self._nap(left)
+
+    def arrived(self, count: int) -> None:
+        """So many records have come in: enough for a batch that lingers?"""
+        if self._wanted is not None:
+            self._wanted -= count
+            if self._wanted <= 0 or self._queue.size >= self._full_at:
+                self.poke()
 
     async def _dispatch(self, parcel: Parcel) -> None:
         now = self._loop.time()

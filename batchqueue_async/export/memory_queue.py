@@ -18,7 +18,18 @@ from batchqueue_async.durable.frame import Run
 from batchqueue_async.durable.keys import KeyGate
 from batchqueue_async.durable.lease import Lease
 from batchqueue_async.errors import QueueClosedError, QueueFullError
-from batchqueue_async.export.stretch import Stretch, count_of, fitting, making_room, seq_of, size_of_run
+from batchqueue_async.export.stretch import (
+    SMALL,
+    Stretch,
+    cost_of,
+    count_of,
+    fitting,
+    forget,
+    making_room,
+    seq_of,
+    size_of_run,
+    stretch_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -38,8 +49,9 @@ class MemoryQueue:
         ...     await queue.put([b"a", b"b"])
         ...     await queue.put([b"c"])
         ...     lease = await queue.lease(10, 1_000, 0)
+        ...     found = [record.payload for record in lease.records]
         ...     await lease.ack()
-        ...     return [record.payload for record in lease.records]
+        ...     return found
         >>> asyncio.run(main())
         [b'b', b'c']
 
@@ -47,7 +59,7 @@ class MemoryQueue:
         queue_id: 32 hex digits; with a sequence number, a record's identity.
         next_seq: the number of the next record.
         records: those in the queue, ready, leased or delayed.
-        size: their bytes.
+        size: their bytes, and for each record some more for what Python takes.
         leased: those that are leased.
         dropped: how many were dropped, by reason.
         most_size: the most bytes that it ever held.
@@ -95,6 +107,8 @@ class MemoryQueue:
     async def put(self, batch: Sequence[Any]) -> None:
         """Put records, all or none; returns at once unless `overflow="block"` waits for room.
 
+        More than the queue can ever hold come in in parts, unless `overflow="reject"`.
+
         Raises:
             QueueFullError: there is no room, and `overflow` says to refuse; or there never can be for so many at once.
             QueueClosedError: the queue is closed.
@@ -104,8 +118,13 @@ class MemoryQueue:
         if not payloads:
             return
         stretch = Stretch(payloads, int(self._loop.time() * _NS))
-        if stretch.count > self._most_records or stretch.raw > self._most_bytes:
-            raise self._full(stretch, "which can never fit; raise them, or hand over less at once")
+        if stretch.count > self._most_records or stretch.cost > self._most_bytes:
+            if self._overflow == "reject" or stretch.count == 1:
+                raise self._full(stretch, "which can never fit; raise them, or hand over less at once")
+            middle = stretch.count // 2
+            await self.put(payloads[:middle])
+            await self.put(payloads[middle:])
+            return
         if self._door.locked() or not self._fits(stretch):
             if self._overflow == "drop_newest":
                 self.dropped["newest"] += stretch.count
@@ -119,15 +138,24 @@ class MemoryQueue:
         self._enter(stretch)
 
     def _fits(self, stretch: Stretch) -> bool:
-        return self.records + stretch.count <= self._most_records and self.size + stretch.raw <= self._most_bytes
+        return self.records + stretch.count <= self._most_records and self.size + stretch.cost <= self._most_bytes
 
     def _enter(self, stretch: Stretch) -> None:
-        self._fresh.append(Run(self.next_seq, stretch.frame, 0, stretch.count, 0))
+        if not (stretch.count < SMALL and self._join(stretch)):
+            self._fresh.append(Run(self.next_seq, stretch.frame, 0, stretch.count, 0))
         self.next_seq += stretch.count
         self.records += stretch.count
-        self.size += stretch.raw
+        self.size += stretch.cost
         self.most_size = max(self.most_size, self.size)
         self._wake()
+
+    def _join(self, stretch: Stretch) -> bool:
+        """Put a small stretch into the one before it, so that records that come one by one take little room."""
+        last = self._fresh[-1] if self._fresh else None
+        if last is None or last.high != stretch_of(last).count or not stretch_of(last).join(stretch):
+            return False
+        self._fresh[-1] = last._replace(high=last.high + stretch.count)
+        return True
 
     def _make_room(self, stretch: Stretch) -> None:
         while not self._fits(stretch):
@@ -142,22 +170,25 @@ class MemoryQueue:
     def _oldest_free(self) -> Run | None:
         first = [runs[0] for runs in (self._fresh, self._returned) if runs]
         first += [run for _, run in self._delayed]
+        if not first and self._gate is not None:
+            first = [held[0] for held in self._gate._held.values()]
         return min(first, key=seq_of, default=None)
 
     def _drop(self, run: Run, stretch: Stretch) -> None:
         """Drop as much of the run, from its beginning, as makes room for the stretch; at most all of it."""
-        count, size = making_room(
+        count = making_room(
             run,
             self.records + stretch.count - self._most_records,
-            self.size + stretch.raw - self._most_bytes,
+            self.size + stretch.cost - self._most_bytes,
         )
-        rest = run.part(run.seq + count, run.end)
+        gone, rest = run.part(run.seq, run.seq + count), run.part(run.seq + count, run.end)
         was_delayed = self._replace(run, rest if rest.high > rest.low else None)
         self.records -= count
-        self.size -= size
+        self.size -= cost_of(gone)
         self.dropped["oldest"] += count
         if self._gate is not None and was_delayed:
-            self._return(self._gate.release([run.part(run.seq, run.seq + count)]))
+            self._return(self._gate.release([gone]))
+        forget(gone)
 
     def _replace(self, run: Run, rest: Run | None) -> bool:
         """Put what is left of a run where the run was; whether that was among the delayed."""
@@ -169,6 +200,8 @@ class MemoryQueue:
             heappop(self._returned)
             if rest is not None:
                 heappush(self._returned, rest)
+        elif self._gate is not None and any(held[0] is run for held in self._gate._held.values()):
+            self._unhold(self._gate, run)
         else:
             due = next(due for due, each in self._delayed if each is run)
             self._delayed = [entry for entry in self._delayed if entry[1] is not run]
@@ -177,6 +210,14 @@ class MemoryQueue:
                 heappush(self._delayed, (due, rest))
             return True
         return False
+
+    def _unhold(self, gate: KeyGate, run: Run) -> None:
+        """Take out a record that waits for its key; it is a run by itself."""
+        key = next(key for key, held in gate._held.items() if held[0] is run)
+        gate._held[key].pop(0)
+        gate.held -= 1
+        if not gate._held[key]:
+            del gate._held[key]
 
     async def _wait_for_room(self, stretch: Stretch) -> None:
         try:
@@ -263,7 +304,7 @@ class MemoryQueue:
         count = count_of(runs)
         self.leased -= count
         self._forget(lease)
-        if delay > 0:
+        if delay > 0 and runs:
             due = self._loop.time() + delay
             for run in runs:
                 heappush(self._delayed, (due, run))
@@ -285,9 +326,11 @@ class MemoryQueue:
         self.leased -= count
         self.records -= count
         for run in runs:
-            self.size -= size_of_run(run)
+            self.size -= cost_of(run)
         if self._gate is not None:
             self._return(self._gate.release(runs))
+        for run in runs:
+            forget(run)
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
         return count

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchqueue_async import log
 from batchqueue_async.errors import AuthError, RetryableError
-from batchqueue_async.export.outcome import Verdict, judge
+from batchqueue_async.export.outcome import Verdict, is_sinks_own, judge
 from batchqueue_async.queue.dispatch import describe
 
 if TYPE_CHECKING:
@@ -81,17 +81,16 @@ class Opening:
         self._counts.backoff = delay = self._backoff.delay(self._attempts, asked)
         return delay
 
-    async def _try(self) -> Exception | None:
+    async def _try(self) -> BaseException | None:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._sink.open()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller decides whether it may pass
+        except BaseException as error:  # whatever it is, the caller decides whether it may pass
             await self.close()
+            if not isinstance(error, Exception) and not is_sinks_own(error):
+                raise
             log.warning("sink_not_open", exporter=self._name, **describe(error))
             return error
-        except BaseException:
-            await self.close()
-            raise
         self.opened = True
         return None
 

@@ -53,6 +53,12 @@ def judge(error: BaseException) -> tuple[Verdict, str]:
     return Verdict.GIVE_UP, "unexpected"
 
 
+def is_sinks_own(error: BaseException) -> bool:
+    """Whether a `CancelledError` came from inside the sink: nobody has cancelled the task that called it."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
+
+
 def reason(error: BaseException) -> str:
     """An error as the reason of a dead letter: a sink's own errors in their words, others by their class.
 

@@ -13,7 +13,6 @@ from batchqueue_async.errors import PermanentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from batchqueue_async.durable.frame import Run
     from batchqueue_async.durable.lease import Lease
 
 
@@ -26,10 +25,11 @@ class Batch:
         attempts: how often the one that was tried most has been sent, this time included.
         enqueued_ns: when the oldest came in.
         broken: places of records that can't be decoded or prepared, and why.
+        originals: the records before they were prepared; None if they were not.
         prepared: what the sink made of all of the records for `send_prepared`; None if it did not.
     """
 
-    __slots__ = ("attempts", "broken", "enqueued_ns", "numbers", "prepared", "records")
+    __slots__ = ("attempts", "broken", "enqueued_ns", "numbers", "originals", "prepared", "records")
 
     def __init__(self, records: list[Any], numbers: Sequence[int], *, attempts: int, enqueued_ns: int) -> None:
         self.records = records
@@ -37,6 +37,7 @@ class Batch:
         self.attempts = attempts
         self.enqueued_ns = enqueued_ns
         self.broken: dict[int, PermanentError] = {}
+        self.originals: list[Any] | None = None
         self.prepared: Any = None
 
     def __len__(self) -> int:
@@ -50,6 +51,11 @@ class Batch:
         if isinstance(places, range) and places.step == 1:
             return self.records[places.start : places.stop]
         return [self.records[place] for place in places]
+
+    def take_originals(self, places: Sequence[int]) -> list[Any]:
+        """The same, as they were handed over."""
+        originals = self.originals
+        return self.take(places) if originals is None else [originals[place] for place in places]
 
     def keys(self, places: Sequence[int], queue_id: str) -> list[str]:
         """The idempotency keys of the records at these places."""
@@ -75,6 +81,10 @@ class Batch:
     def attempts_by_place(self) -> list[int]:
         """How often each record has been sent, this time included."""
         raise NotImplementedError
+
+    def by_attempts(self, places: Sequence[int]) -> dict[int, Sequence[int]]:
+        """The places by how often their records have been sent."""
+        return {self.attempts: places}
 
     def ages(self, now_ns: int) -> list[float]:
         """Seconds since each record came in."""
@@ -109,22 +119,22 @@ class Parcel(Batch):
     __slots__ = ("_leases", "_payloads", "_runs")
 
     def __init__(self, leases: list[Lease]) -> None:
-        runs: list[Run] = []
-        for lease in leases:
-            own = lease._all
-            runs += reversed(own) if lease._newest_first else own
+        runs = [run for lease in leases for run in lease._all]
         self._leases = leases
         self._runs = runs
         first = runs[0]
         numbers: Sequence[int]
-        if len(runs) == 1:
+        if len(runs) == 1 and not leases[0]._newest_first:
             payloads: list[Any] = first.frame.payloads or []
             whole = len(payloads) == first.high - first.low
             self._payloads = payloads if whole else payloads[first.low : first.high]
             numbers, attempts, enqueued_ns = range(first.seq, first.end), first.attempts, first.frame.enqueued_ns
         else:
-            self._payloads = [record for run in runs for record in (run.frame.payloads or [])[run.low : run.high]]
-            numbers = list(chain.from_iterable(range(run.seq, run.end) for run in runs))
+            turn = -1 if leases[0]._newest_first else 1
+            self._payloads = [
+                record for run in runs for record in (run.frame.payloads or [])[run.low : run.high][::turn]
+            ]
+            numbers = list(chain.from_iterable(range(run.seq, run.end)[::turn] for run in runs))
             attempts = max(run.attempts for run in runs)
             enqueued_ns = min(run.frame.enqueued_ns for run in runs)
         super().__init__(self._payloads, numbers, attempts=attempts, enqueued_ns=enqueued_ns)
@@ -147,6 +157,7 @@ class Parcel(Batch):
                 )
             return made
 
+        self.originals = self.records
         self.change(self.records, one_of_each)
 
     def change(self, source: Sequence[Any], change: Callable[[Sequence[Any]], list[Any]]) -> None:
@@ -166,6 +177,16 @@ class Parcel(Batch):
     def attempts_by_place(self) -> list[int]:
         """How often each record has been sent, this time included."""
         return [run.attempts for run in self._runs for _ in range(run.low, run.high)]
+
+    def by_attempts(self, places: Sequence[int]) -> dict[int, Sequence[int]]:
+        """The places by how often their records have been sent, this time included."""
+        if all(run.attempts == self.attempts for run in self._runs):
+            return {self.attempts: places}
+        attempts = self.attempts_by_place()
+        found: dict[int, list[int]] = {}
+        for place in places:
+            found.setdefault(attempts[place], []).append(place)
+        return dict(found)
 
     def ages(self, now_ns: int) -> list[float]:
         """Seconds since each record came in."""

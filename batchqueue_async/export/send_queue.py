@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from batchqueue_async.durable.backlog import run_bytes
+from batchqueue_async.durable.format import frame_size
 from batchqueue_async.errors import (
-    BatchQueueError,
     DeliveryError,
     Failure,
     PermanentError,
@@ -17,7 +18,7 @@ from batchqueue_async.errors import (
 from batchqueue_async.export import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from batchqueue_async.durable.config import DurableConfig
     from batchqueue_async.durable.durable_queue import DurableQueue
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # A part of one frame of the durable queue: a batch beyond it is put in several.
 _PUT_BYTES = 32 << 20
+_PARTS = 4
 
 
 class SendQueue(Protocol):
@@ -95,9 +97,15 @@ class DiskQueue:
     def __init__(self, queue: DurableQueue, encode: Callable[[Any], bytes] | None) -> None:
         self.queue = queue
         self._encode = encode
+        config = queue.config
+        room = config.usable_bytes - frame_size(1, 0)
+        self._limit = queue._limit if room == math.inf else max(1, min(queue._limit, int(room)))
+        self._parted = config.overflow != "reject"
+        self._most_records = math.inf if config.max_records is None else config.max_records
+        self._most_bytes = config.usable_bytes
 
     async def put(self, batch: Sequence[Any]) -> None:
-        """Encode records and put them.
+        """Encode records and put them: all or none, unless they are more than the queue can ever hold.
 
         Raises:
             DeliveryError: some of them have no form on disk or are too large for it; the others are put.
@@ -105,29 +113,27 @@ class DiskQueue:
         """
         try:
             payloads = codec.encode_all(batch) if self._encode is None else list(map(self._encode, batch))
-            await self._put_parts(payloads)
-        except RecordTooLargeError as error:
-            await self._put_good(batch, error)
-        except BatchQueueError as error:
-            if not isinstance(error, PermanentError):
-                raise
-            await self._put_good(batch, error)
-        except Exception as error:  # noqa: BLE001 - whatever a user's `encode` raises, its record is the reason
-            await self._put_good(batch, error)
+            good = all(len(payload) <= self._limit for payload in payloads)
+        except Exception:  # noqa: BLE001 - whatever an encoder raises, its record is the reason
+            good, payloads = False, []
+        if good:
+            await self._put(payloads)
+        else:
+            await self._put_good(batch)
 
-    async def _put_parts(self, payloads: list[bytes]) -> None:
-        part: list[bytes] = []
-        size = 0
-        for payload in payloads:
-            if part and size + len(payload) > _PUT_BYTES:
+    async def _put(self, payloads: list[bytes]) -> None:
+        size = sum(map(len, payloads))
+        most, most_bytes = len(payloads), _PUT_BYTES
+        if self._parted and (most > self._most_records or size + frame_size(most, 0) > self._most_bytes):
+            most = int(min(most, max(1, self._most_records // _PARTS)))
+            most_bytes = int(min(_PUT_BYTES, self._most_bytes // _PARTS))
+        try:
+            for part in _parts(payloads, most, most_bytes):
                 await self.queue.put_many(part)
-                part, size = [], 0
-            part.append(payload)
-            size += len(payload)
-        if part:
-            await self.queue.put_many(part)
+        except RecordTooLargeError as error:
+            raise QueueFullError(f"send queue: {error}") from error
 
-    async def _put_good(self, batch: Sequence[Any], cause: Exception) -> None:
+    async def _put_good(self, batch: Sequence[Any]) -> None:
         """Put the records that can be, and tell of the others."""
         good: list[bytes] = []
         failures: list[Failure] = []
@@ -136,10 +142,10 @@ class DiskQueue:
                 good.append(self._checked(codec.encode(record) if self._encode is None else self._encode(record)))
             except Exception as error:  # noqa: BLE001 - as above
                 failures.append(Failure((record,), error))
-        if not failures:
-            raise QueueFullError(f"send queue: {cause}") from cause
         if good:
-            await self._put_parts(good)
+            await self._put(good)
+        if not failures:
+            return  # what failed for the batch did not fail for any record
         raise DeliveryError(
             f"send queue: {len(failures)} of {len(batch)} records could not be put, the others are; "
             "DeliveryError.failures has them with their reasons",
@@ -147,10 +153,10 @@ class DiskQueue:
         )
 
     def _checked(self, payload: bytes) -> bytes:
-        if len(payload) > self.queue._limit:
+        if len(payload) > self._limit:
             raise RecordTooLargeError(
-                f"a record of {len(payload)} bytes is above max_record={self.queue._limit}; "
-                "raise it in ExportConfig.durable, or send a reference"
+                f"a record of {len(payload)} bytes is above {self._limit}, which max_record and max_bytes allow at "
+                "most; raise them, or send a reference"
             )
         return bytes(payload)
 
@@ -214,6 +220,20 @@ class DiskQueue:
         return self.queue._now_ns()
 
 
+def _parts(payloads: list[bytes], most: int, most_bytes: int) -> Iterator[list[bytes]]:
+    """Payloads in lists within both limits."""
+    part: list[bytes] = []
+    size = 0
+    for payload in payloads:
+        if part and (size + len(payload) > most_bytes or len(part) >= most):
+            yield part
+            part, size = [], 0
+        part.append(payload)
+        size += len(payload)
+    if part:
+        yield part
+
+
 def decoder(config: ExportConfig) -> Callable[[Sequence[bytes]], list[Any]]:
     """What makes records of payloads from the disk; raises `PermanentError` where one can't be."""
     decode = config.decode
@@ -231,8 +251,11 @@ def decoder(config: ExportConfig) -> Callable[[Sequence[bytes]], list[Any]]:
 
 def durable_config(config: ExportConfig) -> DurableConfig:
     """How the durable send queue of an exporter behaves."""
+    # The exporter settles all that it leases; the time of a lease is only for a sink that never comes back.
+    waits = 2 if config.split is None else 2 + config.split.channel // config.split.sender_count
     durable = replace(
         config.durable,
+        lease_timeout=max(config.durable.lease_timeout, waits * config.send_timeout),
         max_records=config.max_records or config.durable.max_records,
         max_bytes=config.byte_limit,
         overflow=config.overflow,

@@ -82,7 +82,7 @@ class ExporterStats:
         dropped: records dropped by the send queue's bounds, by reason: `oldest`, `newest` (these were never
             accepted), `max_age`.
         records: records in the send queue, those under way included.
-        bytes: their bytes; on disk, of the whole directory.
+        bytes: their bytes, in memory with 64 more for each; on disk, of the whole directory.
         max_records: the bound on them, or None.
         max_bytes: likewise.
         utilization: the fuller of the two, 0 to 1.

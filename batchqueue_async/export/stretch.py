@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.frame import Frame, Run
 
 
+OVERHEAD = 64
+"""Bytes that a record counts for besides its own: what Python takes for the object and its places in lists."""
+SMALL = 64
+"""Records of a put that joins the one before it, rather than being a stretch of its own."""
+_MOST_JOINED = 512
+# Records that are joined count as old as the first of them.
+_TOGETHER_NS = 10_000_000
+
+
 class Stretch:
     """Records with their sizes. Stands where a lease's runs have a frame."""
 
@@ -23,6 +32,21 @@ class Stretch:
         self.count = len(payloads)
         self.raw = sum(self.sizes)
         self.enqueued_ns = enqueued_ns
+
+    @property
+    def cost(self) -> int:
+        """The bytes that it counts for in the queue."""
+        return self.raw + OVERHEAD * self.count
+
+    def join(self, other: Stretch) -> bool:
+        """Take in a small put that came soon after; whether that was done."""
+        if self.count + other.count > _MOST_JOINED or other.enqueued_ns - self.enqueued_ns > _TOGETHER_NS:
+            return False
+        self.payloads += other.payloads
+        self.sizes += other.sizes
+        self.count += other.count
+        self.raw += other.raw
+        return True
 
     @property
     def frame(self) -> Frame:
@@ -41,6 +65,23 @@ def size_of_run(run: Run) -> int:
     if run.high - run.low == stretch.count:
         return stretch.raw
     return sum(stretch.sizes[run.low : run.high])
+
+
+def stretch_of(run: Run) -> Stretch:
+    """The put that a run is of."""
+    return cast("Stretch", run.frame)
+
+
+def cost_of(run: Run) -> int:
+    """The bytes that a run counts for in the queue."""
+    return size_of_run(run) + OVERHEAD * (run.high - run.low)
+
+
+def forget(run: Run) -> None:
+    """The run's records are done with: where others of their put are not, they must not be kept for those."""
+    stretch = cast("Stretch", run.frame)
+    if run.high - run.low < stretch.count:
+        stretch.payloads[run.low : run.high] = [None] * (run.high - run.low)
 
 
 def count_of(runs: Sequence[Run]) -> int:
@@ -66,11 +107,11 @@ def fitting(run: Run, records: int, size: int, *, first: bool) -> Run | None:
     return run.part(run.seq, run.seq + end - run.low) if end > run.low else None
 
 
-def making_room(run: Run, records: float, size: float) -> tuple[int, int]:
-    """How many records of a run, from its beginning, free so many records and bytes, and theirs; at most all."""
+def making_room(run: Run, records: float, cost: float) -> int:
+    """How many records of a run, from its beginning, free so many records and bytes; at most all."""
     sizes = sizes_in(run)
     count, freed = 0, 0
-    while run.low + count < run.high and (count < records or freed < size):
-        freed += sizes[run.low + count]
+    while run.low + count < run.high and (count < records or freed < cost):
+        freed += sizes[run.low + count] + OVERHEAD
         count += 1
-    return count, freed
+    return count

@@ -167,6 +167,23 @@ async def test_ex_5_it_does_not_hold_up_the_others(place):
         assert check(export).dead_lettered == 1
 
 
+async def test_ex_5_what_waits_long_does_not_make_wait_what_came_beside_it(place):
+    sink = Destination(answer=lambda _: down())
+    retry = bq.RetryPolicy(initial=1.0, max_delay=1_000.0, jitter=False)
+    async with exporter(sink, place, retry=retry, breaker=bq.BreakerPolicy(enabled=False)) as export:
+        await export.consume(["old"])
+        await advance(511.5)  # its tenth attempt comes at 511 s
+        assert len(sink.calls) == 10
+        await export.consume(["new"])
+        await advance(1.0)
+        assert sink.calls[10:] == [["new"], ["new"]]
+        await advance(1_023 - 512.5 - 0.1 - 0.5)
+        await export.consume(["newest"])  # the eleventh attempt of the old one has all three in it, or some of them
+        sink.answer = None
+        await export.flush()
+    assert sorted(sink.records) == ["new", "newest", "old"]
+
+
 # --- EX-6: no end by default
 
 
@@ -299,6 +316,19 @@ async def test_ex_9_a_destination_that_goes_down_while_a_batch_is_split(place):
     assert sink.calls[-1] == [3, 4]
 
 
+async def test_ex_9_what_was_not_tried_counts_no_attempt(place):
+    """The half that the outage kept from being sent goes back as it came."""
+    sink = Destination(answer=script(bq.TooLargeError("413"), down(), down()))
+    retry = bq.RetryPolicy(initial=100.0, jitter=False, max_attempts=2)
+    async with exporter(sink, place, retry=retry, workers=bq.WorkerPolicy.fixed(1)) as export:
+        await export.consume([1, 2, 3, 4])
+        await settle()
+        assert sink.calls == [[1, 2, 3, 4], [1, 2], [3, 4]]
+        await export.flush()
+        assert check(export).dead_lettered == 0  # for none of them it was the second attempt that failed
+    assert sorted(sink.records) == [1, 2, 3, 4]
+
+
 # --- EX-10: refused credentials
 
 
@@ -322,6 +352,16 @@ async def test_ex_10_refused_credentials_pause_and_alarm_and_drop_nothing(place,
         assert sorted(sink.records) == list(range(10))
     # The pauses were no attempts: max_attempts=2 has not given anything up.
     assert export.report.dead_lettered == 0
+
+
+async def test_ex_10_a_pause_is_no_attempt(place):
+    answers = [bq.AuthError("401")] * 5 + [down()]
+    sink = Destination(answer=script(*answers))
+    async with exporter(sink, place, auth_pause=1.0, retry=bq.RetryPolicy(max_attempts=2)) as export:
+        await export.consume(["a"])
+        await export.flush()
+        assert check(export).dead_lettered == 0
+    assert sink.records == ["a"]
 
 
 async def test_ex_10_a_record_refused_for_the_credentials_alone(place):

@@ -180,6 +180,22 @@ async def test_a_shutdown_drains_the_failover_queue_too():
     assert (sink.records, export.report.complete) == (["a"], True)
 
 
+async def test_the_failover_queue_and_the_send_queue_share_the_sink():
+    sink = Destination(answer=script(down()), concurrent=False)
+    options = {"retry": bq.RetryPolicy(max_attempts=1), "failover": bq.FailoverPolicy(interval=5.0)}
+    async with exporter(sink, **options) as export:
+        await export.consume(["a"])
+        await advance(1.0)
+        sink.latency = 2.0
+        await advance(5.0)
+        assert sink.active == 1  # the failover queue is being looked into
+        await export.consume(["b"])
+        await settle()
+        await export.flush()
+    assert sink.most_active == 1
+    assert sink.records == ["a", "b"]
+
+
 # --- the split pipeline
 
 
@@ -226,6 +242,16 @@ async def test_records_that_can_not_be_prepared_are_given_up_alone(place):
     assert sink.records == [100, 50, 25]
 
 
+async def test_what_is_given_up_is_what_was_handed_over(place):
+    told = []
+    sink = Destination(answer=lambda _: bq.PermanentError("400"))
+    split = bq.SplitPolicy(prepare=lambda batch: [record * 2 for record in batch])
+    async with exporter(sink, place, split=split, on_dead_letter=lambda *letter: told.append(letter)) as export:
+        await export.consume(["a", "b"])
+        await export.flush()
+    assert [record for records, _ in told for record in records] == ["a", "b"]
+
+
 async def test_a_preparation_that_loses_records_is_refused(place):
     sink = Destination()
     async with exporter(sink, place, split=bq.SplitPolicy(prepare=lambda batch: batch[:-1])) as export:
@@ -264,6 +290,19 @@ async def test_an_outage_finds_prepared_batches_and_loses_none(place):
         await export.flush()
         check(export)
     assert sorted(sink.records) == list(range(500))
+
+
+async def test_what_is_prepared_is_not_sent_while_the_breaker_is_open(place):
+    sink = Destination(latency=1.0, answer=lambda _: down())
+    options = {"split": bq.SplitPolicy(senders=1, sends_per_sender=1), "batch_records": 1}
+    async with exporter(sink, place, breaker=bq.BreakerPolicy(threshold=1, reset_timeout=50.0), **options) as export:
+        await export.consume(list(range(10)))
+        await advance(40.0)
+        assert len(sink.calls) == 1
+        sink.answer = None
+        await export.flush()
+        check(export)
+    assert sorted(sink.records) == list(range(10))
 
 
 async def test_a_sink_that_takes_one_send_at_a_time_gets_no_more_from_a_pipeline():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_type
 
 import batchqueue_async as bq
+from batchqueue_async.sinks.memory import MemorySink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,3 +166,28 @@ async def durable(path: str) -> None:
         assert_type(await queue.dead_letters(), list[bq.DeadLetter])
         await queue.put("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     bq.DurableConfig(overflow="explode")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def exports() -> None:
+    config = bq.ExportConfig(
+        path="spool",
+        max_records=10,
+        overflow="block",
+        batch=bq.BatchPolicy(max_records=5, linger=0),
+        retry=bq.RetryPolicy(initial=1, max_attempts=3, budget=bq.RetryBudget(burst=5)),
+        breaker=bq.BreakerPolicy(threshold=2),
+        workers=bq.WorkerPolicy.fixed(2),
+        adaptive=bq.AdaptivePolicy(max_workers=4),
+        split=bq.SplitPolicy(preparers=1, prepare=lambda batch: [str(record) for record in batch]),
+        ordering="key",
+        key=lambda record: record["id"],
+        on_dead_letter=lambda records, reason: (len(records), reason.upper()),
+    )
+    async with bq.Exporter(MemorySink(), config, name="spans") as exporter:
+        await exporter.consume([{"id": 1}])
+        await exporter.flush(timeout=1.0)
+        assert_type(exporter.stats(), bq.ExporterStats)
+        assert_type(exporter.stats().latency, float | None)
+        bq.QueueConfig[Span](consumer=exporter)
+    assert_type(await exporter.shutdown(), bq.ExportReport)
+    bq.ExportConfig(ordering="newest")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
