@@ -307,6 +307,11 @@ class Backlog:
         if extent in self.extents:
             self.extents.remove(extent)
 
+    def forget_segment(self, number: int) -> None:
+        """A segment whose records are all settled, some of them perhaps since an earlier run, goes."""
+        if any(extent.segment == number for extent in self.extents):
+            self.extents = deque(extent for extent in self.extents if extent.segment != number)
+
     def cut_out(self, low: int, high: int) -> list[Run]:
         """Take the sequence numbers [low, high) out of memory; their runs, cut to that range. `low` begins a run."""
         hit = self.drop_where(lambda run: run.seq < high and run.end > low)

@@ -212,6 +212,7 @@ class QueueState:
                 self.emptied.discard(number)
             elif _empty(entry) and number != self.newest and not self._referred(number):
                 self.emptied.discard(number)
+                self.backlog.forget_segment(number)
                 gone.append(number)
                 entry.deleted = True
                 self.disk_bytes -= entry.size + entry.hint_bytes

@@ -236,6 +236,21 @@ async def test_dropping_a_part_of_a_frame_on_the_disk_keeps_the_rest_of_it():
         assert queue.stats().dropped == {"oldest": 2}
 
 
+async def test_dropping_goes_on_beyond_a_segment_whose_end_was_acknowledged_in_an_earlier_run():
+    files = RecordingFiles()
+    options = {"max_records": 3, "overflow": "drop_oldest", "memory_bytes": 1}
+    async with opened(files, **options) as queue:
+        await queue.put_many([b"1", b"2", b"3"])
+        lease = await queue.lease(3)
+        await lease.ack([3])
+    async with opened(files, **options) as queue:
+        for number in range(4, 12):
+            await queue.put(b"%d" % number)
+            await asyncio.sleep(0.02)
+        assert list((await drain(queue)).values()) == [b"9", b"10", b"11"]
+        assert queue.stats().dropped == {"oldest": 7}
+
+
 async def test_drop_newest_answers_minus_1_and_an_empty_range():
     async with opened(max_records=1, overflow="drop_newest") as queue:
         assert await queue.put(b"a") == 1
