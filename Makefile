@@ -87,8 +87,8 @@ bench-export: $(STAMP) ## the exporter's speed table; a table, and JSON in bench
 	$(BIN)/python -m tests.benchmarks.export --out bench-results/export.json $(BENCH)
 
 OUTAGE ?= 300
-.PHONY: chaos-export
-chaos-export: $(STAMP) ## an outage of OUTAGE seconds (300) under load: memory and disk stay within their bounds
+.PHONY: chaos-outage
+chaos-outage: $(STAMP) ## an outage of OUTAGE seconds (300) under load: memory and disk stay within their bounds
 	BATCHQUEUE_OUTAGE=$(OUTAGE) $(BIN)/pytest tests/export/test_outage.py -o timeout=3600
 
 .PHONY: bench-profile
