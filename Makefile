@@ -86,10 +86,9 @@ bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BEN
 bench-export: $(STAMP) ## the exporter's speed table; a table, and JSON in bench-results/
 	$(BIN)/python -m tests.benchmarks.export --out bench-results/export.json $(BENCH)
 
-OUTAGE ?= 300
-.PHONY: chaos-outage
-chaos-outage: $(STAMP) ## an outage of OUTAGE seconds (300) under load: memory and disk stay within their bounds
-	BATCHQUEUE_OUTAGE=$(OUTAGE) $(BIN)/pytest tests/export/test_outage.py -o timeout=3600
+.PHONY: bench-sinks
+bench-sinks: $(BENCH_STAMP) ## the sinks beside their bare clients, against real servers; a table, and JSON in bench-results/
+	$(BIN)/python -m tests.benchmarks.sinks --out bench-results/sinks.json $(BENCH)
 
 .PHONY: bench-profile
 bench-profile: $(STAMP) ## cProfile one row of the bench: make bench-profile ROW=nowait
@@ -120,9 +119,9 @@ chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count wha
 OUTAGE ?= 60
 
 .PHONY: chaos-export
-chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds for each network sink, and CHAOS=100 kills of the process
+chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds for the exporter and each network sink, and CHAOS=100 kills
 	BATCHQUEUE_OUTAGE=$(OUTAGE) BATCHQUEUE_EXPORT_KILLS=$(or $(CHAOS),100) $(BIN)/pytest -o timeout=7200 \
-		-k "Outage or Killed or kills" tests/export tests/sinks
+		-k "outage or Outage or Killed or kills" tests/export tests/sinks
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## FUZZ=60 seconds of wrong bytes for the record parser; with coverage where atheris is installed

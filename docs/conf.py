@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
+import pkgutil
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import batchqueue_async
-from batchqueue_async import testing
+from batchqueue_async import sinks, testing
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -55,6 +57,10 @@ AREAS = [
     ("spark", "Spark", ("spark",)),
 ]
 OTHER = ("other", "Other")
+BESIDE_SINKS = {
+    *("BatchKey", "SendResult", "Secret", "Tls"),
+    *("HttpAnswer", "JsonArray", "JsonLines", "LokiPush", "RemoteWrite", "OtlpStats"),
+}
 
 
 def area_of(name: str) -> tuple[str, str]:
@@ -91,6 +97,19 @@ def write_page(path: Path, title: str, module: ModuleType, names: list[str]) -> 
         path.write_text(text)
 
 
+def sink_pages() -> dict[ModuleType, list[str]]:
+    """The classes of each module of sinks that a user names: sinks, formats, and what their answers are."""
+    found: dict[ModuleType, list[str]] = {}
+    for each in pkgutil.iter_modules(sinks.__path__):
+        module = importlib.import_module(f"{sinks.__name__}.{each.name}")
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        own = [name for name in classes if getattr(module, name).__module__ == module.__name__ and name[0] != "_"]
+        names = [name for name in own if name.endswith("Sink") or name in BESIDE_SINKS]
+        if names:
+            found[module] = names
+    return found
+
+
 def write_reference(app: Sphinx) -> None:
     """Write all pages of the reference."""
     directory = Path(app.srcdir) / "reference" / "api"
@@ -102,6 +121,8 @@ def write_reference(app: Sphinx) -> None:
     for number, (page, title) in enumerate([*((page, title) for page, title, _ in AREAS), OTHER]):
         if (page, title) in pages:
             write_page(directory / f"{number}-{page}.rst", title, batchqueue_async, pages[page, title])
+    for module, names in sink_pages().items():
+        write_page(directory / f"5-{module.__name__.rpartition('.')[2]}.rst", module.__name__, module, names)
     write_page(directory / "9-testing.rst", "batchqueue_async.testing", testing, testing.__all__)
 
 

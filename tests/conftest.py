@@ -18,6 +18,10 @@ from batchqueue_async.testing import VirtualTimeLoop
 
 pytest_plugins = ["servers.fixtures", "servers.network_fixtures"]
 
+# The tests fork only to start servers. gRPC's handlers start threads in the child, between fork and exec, which abort
+# it now and then. This is read when gRPC is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping
 

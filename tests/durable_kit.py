@@ -374,3 +374,16 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 def io_error(number: int = errno.EIO) -> OSError:
     return OSError(number, os.strerror(number))
+
+
+class OneFailure:
+    """The next sync fails, and no other: what it should have made durable has to go to another file."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def __call__(self, call: str, _path: Path) -> OSError | None:
+        if call != "sync" or self.done:
+            return None
+        self.done = True
+        return io_error()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from kafka_tools import create, read
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -20,7 +24,9 @@ def run(name: str, *arguments: str, cwd: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("name", ["metrics_l1_l2.py", "topn.py", "shared_io_pool.py"])
+@pytest.mark.parametrize(
+    "name", ["metrics_l1_l2.py", "topn.py", "shared_io_pool.py", "kafka_exporter.py", "postgres_writer.py"]
+)
 def test_help(name, tmp_path):
     lines = run(name, "--help", cwd=tmp_path)
     assert lines[0].startswith(f"usage: {name}")
@@ -66,3 +72,26 @@ def test_shared_io_pool(tmp_path):
     names = ("peer-1", "peer-2", "database", "broker")
     assert lines[1:5] == [f"{name}: accepted 300, handled 300, in order: True" for name in names]
     assert lines[5:] == ["calls that ran at once: at most 2", "the thread has ended: True"]
+
+
+def test_kafka_exporter(kafka, tmp_path):
+    asyncio.run(create(kafka, "example"))
+    options = ("--topic", "example", "--count", "500")
+    lines = run("kafka_exporter.py", "--bootstrap", kafka.address, *options, "--wait", "60", cwd=tmp_path)
+    assert lines[0] == "0 events left by an earlier run, 500 new ones confirmed on disk"
+    assert lines[1].startswith("delivered 500 in ")
+    by_user = defaultdict(list)
+    for message in asyncio.run(read(kafka, "example")):
+        by_user[message.key].append(json.loads(message.value)["n"])
+    assert len(by_user) == 50
+    assert all(numbers == list(range(numbers[0], 500, 50)) for numbers in by_user.values())
+
+
+def test_postgres_writer(postgres, tmp_path):
+    postgres.sql("DROP TABLE IF EXISTS cpm, slow_sql")
+    lines = run("postgres_writer.py", "--dsn", postgres.dsn, "--count", "200", cwd=tmp_path)
+    refused = [line for line in lines if line.startswith("refused") and "(22021)" in line]
+    assert sum(int(line.split()[1].rstrip(":")) for line in refused) == 3
+    assert lines[-2:] == ["cpm: accepted 600, delivered 600", "slow_sql: accepted 150, delivered 147"]
+    assert postgres.sql("SELECT count(*), min(calls), max(calls) FROM cpm") == ["30|190|199"]
+    assert postgres.sql("SELECT count(*) FROM slow_sql") == ["147"]

@@ -267,6 +267,10 @@ class Backlog:
             there.floor = max(extent.floor, first_seq)
             moved.append(there)
         self.extents = moved
+        for frame in {id(run.frame): run.frame for run in self.window}.values():
+            # In memory, but it may have to be found on the disk when it leaves.
+            if frame.segment == source and frame.offset >= offset:
+                frame.segment, frame.offset = target, frame.offset + shift
 
     # Records are dropped
 

@@ -62,10 +62,18 @@ class Graveyard:
     async def list(self, limit: int) -> list[DeadLetter]:
         """The first dead letters."""
         dead = await self._opened()
-        lease = await dead.lease(limit, wait=0)
-        await lease.nack()
-        found = [dead_letters.decode(record.seq, record.payload) for record in lease.records]
-        return [letter for letter in found if letter is not None]
+        letters: list[DeadLetter] = []
+        held: list[Lease] = []
+        try:
+            # A lease is what is in memory by then, so one of them is seldom all.
+            while len(letters) < limit and (lease := await dead.lease(limit - len(letters), wait=0)):
+                held.append(lease)
+                found = (dead_letters.decode(record.seq, record.payload) for record in lease.records)
+                letters += [letter for letter in found if letter is not None]
+        finally:
+            for lease in held:
+                await lease.nack(counted=False)
+        return letters
 
     async def requeue(self, seqs: Iterable[int] | None) -> int:
         """Put them back, all or these."""
@@ -84,7 +92,7 @@ class Graveyard:
                     count += len(chosen)
         finally:
             for lease in held:
-                await lease.nack()
+                await lease.nack(counted=False)
         self._count(dead)
         return count
 

@@ -274,7 +274,12 @@ class Leasing:
             number, offset = state.place(run.frame)
             frame = run.frame
             fetch = (number, state.segments[number].marker, (offset, offset + frame.stored), frame.first, 1 << 62)
-            self._runner.submit(self._loader.load, *fetch, done=lambda result, error: self._fetched(run, result, error))
+            self._submit(
+                number,
+                self._loader.load,
+                fetch,
+                lambda result, error, stale: self._fetched(run, result, error, stale=stale),
+            )
             return
         if state.gate is not None and state.gate.full:
             return
@@ -292,13 +297,38 @@ class Leasing:
             call = self._loader.load
             budget = 1 << 62 if self._newest_first else _READ
             arguments = (extent.segment, marker, (load.start, load.end), least, budget)
-        self._runner.submit(call, *arguments, done=lambda result, error: self._loaded(load, result, error))
+        self._submit(
+            extent.segment, call, arguments, lambda result, error, stale: self._loaded(load, result, error, stale=stale)
+        )
 
-    def _fetched(self, run: Run, found: Any, error: BaseException | None) -> None:
+    def _submit(
+        self,
+        number: int,
+        call: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        take: Callable[[Any, BaseException | None, bool], None],
+    ) -> None:
+        """Read; `take` gets what was found, and whether the writer has moved frames elsewhere meanwhile."""
+        state = self._state
+        moves = state.moves
+
+        def landed(result: Any, error: BaseException | None) -> None:
+            entry = state.segments.get(number)
+            if self._pump().busy and not self._closed and entry is not None and not entry.closed:
+                # The round under way may have moved what was looked for: what is missing counts when that is known.
+                self._pump().after_round(lambda: landed(result, error))
+            else:
+                take(result, error, state.moves != moves)
+
+        self._runner.submit(call, *arguments, done=landed)
+
+    def _fetched(self, run: Run, found: Any, error: BaseException | None, *, stale: bool) -> None:
         self._reading = False
         if self._closed:
             return
-        if error is not None:
+        if stale:
+            pass  # it is read again, where it is now
+        elif error is not None:
             if not self._unreadable(run, error):
                 return
         else:
@@ -311,11 +341,13 @@ class Leasing:
         self.serve()
         self._read_on()
 
-    def _loaded(self, load: Load, found: Any, error: BaseException | None) -> None:
+    def _loaded(self, load: Load, found: Any, error: BaseException | None, *, stale: bool) -> None:
         self._reading = load.extent.busy = False
         if self._closed:
             return
-        if error is not None:
+        if stale:
+            pass  # it is read again, where it is now
+        elif error is not None:
             if not self._unreadable(load.extent, error):
                 return
         elif load.offsets:

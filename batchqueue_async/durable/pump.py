@@ -70,6 +70,7 @@ class Pump:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._room_waiters: list[asyncio.Future[None]] = []
         self._idle_waiters: list[asyncio.Future[None]] = []
+        self._after_this: list[Callable[[], None]] = []
         self._ended = False
 
     def withdraw(self, future: asyncio.Future[int]) -> None:
@@ -123,6 +124,8 @@ class Pump:
             work.hints = state.hints()
             self._hints_due = now + _HINT_DELAY
             self._cancel("hints")
+        elif state.touched:
+            self._after("hints", self._hints_due - now, self.kick)
         work.sync = self._sync_due or any(frame.rank == ALWAYS for frame in work.frames)
         wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
         if not wanted and not self._room_waiters:
@@ -155,13 +158,24 @@ class Pump:
             self._stall(stalled=False)
         self._after_round(outcome)
 
+    def _tell_readers(self) -> None:
+        calls, self._after_this = self._after_this, []
+        for call in calls:
+            call()
+        if not self.stalled:
+            self._on_ready()
+
     def _confirm(self, frame: Frame) -> None:
         if frame.rank == INTERVAL:
             self._interval_dirty = True
-        for at, waiter in enumerate(frame.waiters):
+        for seq, waiter in enumerate(frame.waiters, frame.first):
             if not waiter.done():
-                waiter.set_result(frame.first + at)
+                waiter.set_result(seq)
         frame.waiters = []
+
+    def after_round(self, call: Callable[[], None]) -> None:
+        """Call this when what the round under way has done is known."""
+        self._after_this.append(call)
 
     def _after_round(self, outcome: Outcome) -> None:
         if outcome.synced:
@@ -171,8 +185,7 @@ class Pump:
         if outcome.dirty:
             self._arm_syncs()
         self._end_stall()
-        if not self.stalled:
-            self._on_ready()
+        self._tell_readers()
         self._wake_room()
         if self._pending.frames or self._sync_due:
             if not self.stalled or "probe" not in self._timers:

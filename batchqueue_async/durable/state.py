@@ -52,6 +52,7 @@ class QueueState:
         self.extra_bytes = 0
         self.pending = pending
         self.free_bytes: int | None = None
+        self.moves = 0
         self.leased = 0
         self.delayed: list[tuple[float, Run]] = []
         self.emptied = {entry.number for entry in found.segments if not entry.unsettled}
@@ -165,6 +166,7 @@ class QueueState:
         entry.size = size
 
     def _move(self, source: int, offset: int, first_seq: int, target: int, shift: int) -> None:
+        self.moves += 1
         old, new = self.segments[source], self.segments[target]
         old.moved = (offset, target, shift)
         if old.end > first_seq:

@@ -135,7 +135,8 @@ class Writer:
         for hint in work.hints:
             self._write_hint(hint)
         outcome.seconds["hints"] = time.perf_counter() - clock
-        if self._watch_free or outcome.opened or outcome.error is not None:
+        if self._watch_free or work.hints or outcome.opened or outcome.error is not None:
+            # For the statistics alone, often enough with the hints of a busy queue.
             with suppress(OSError):
                 outcome.free_bytes = self._files.free_bytes(self._directory)
         outcome.dirty = bool(self._active is not None and self._active.synced_seq < self._active.next_seq)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,9 +47,10 @@ def alike(batch: Sequence[Any], columns: Sequence[str] | None) -> tuple[list[Row
     kinds = set(map(type, batch))
     # The two usual forms are told apart in C, since a sink for tables spends its time here.
     if kinds == {dict}:
-        shapes: set[tuple[str, ...]] = set(map(tuple, batch))
-        if len(shapes) == 1 and (names := shapes.pop()):
-            return [Rows(names, list(map(values_of(names), batch)), range(len(batch)))], {}
+        names: tuple[str, ...] = tuple(batch[0])
+        if names and set(map(len, batch)) == {len(names)}:
+            with suppress(KeyError):
+                return [Rows(names, list(map(values_of(names), batch)), range(len(batch)))], {}
     elif kinds <= {tuple, list} and columns and set(map(len, batch)) == {len(columns)}:
         return [Rows(tuple(columns), batch, range(len(batch)))], {}
     return _sorted(batch, columns)

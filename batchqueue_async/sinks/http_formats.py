@@ -122,12 +122,10 @@ class LokiPush:
 
     A record is text (bytes or str), whose time is now; or a row of which these fields count, the rest being the line:
 
-    | field | |
-    |---|---|
-    | `labels` | a mapping, added to the format's own |
-    | `timestamp` | seconds since 1970, or a datetime; or `time_unix_nano`, whole nanoseconds |
-    | `line` | the text; without it, the other fields as JSON |
-    | `metadata` | structured metadata, a mapping |
+    - `labels`: a mapping, added to the format's own;
+    - `timestamp`: seconds since 1970, or a datetime; or `time_unix_nano`, whole nanoseconds;
+    - `line`: the text; without it, the other fields as JSON;
+    - `metadata`: structured metadata, a mapping.
 
     Example:
         >>> record = {"labels": {"app": "web"}, "timestamp": 1.5, "line": "GET /"}

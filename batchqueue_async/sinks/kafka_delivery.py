@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from batchqueue_async.errors import ConfigError, RetryableError, SinkError
@@ -238,8 +238,10 @@ def _fill(builder: BatchBuilder, messages: Messages, indexes: Sequence[int], sta
     """Append messages until the batch is full; where the next one starts."""
     append, values, keys, headers = builder.append, messages.values, messages.keys, messages.headers
     if keys is None and headers is None:
-        for at in range(start, len(indexes)):
-            if append(timestamp=now, key=None, value=values[indexes[at]]) is None:
+        # A partition that has all messages has them in their order.
+        some = values if len(indexes) == len(values) else [values[index] for index in indexes]
+        for at, value in enumerate(islice(some, start, None), start):
+            if append(timestamp=now, key=None, value=value) is None:
                 return at
         return len(indexes)
     for at in range(start, len(indexes)):

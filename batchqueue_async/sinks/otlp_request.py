@@ -11,7 +11,7 @@ import msgspec
 
 from batchqueue_async.errors import PermanentError, SinkError
 from batchqueue_async.sinks.extras import require
-from batchqueue_async.sinks.otlp_values import key_values, message, messages
+from batchqueue_async.sinks.otlp_values import fill, message, messages, put_attributes
 from batchqueue_async.sinks.records import row
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Grouping:
     """Builds one request; made anew for each.
 
     A record is a message of the signal's kind, one with its resource (`ResourceSpans`), either of them serialized, or a
-    mapping, struct or dataclass: see `otlp_values.message`. Rows may have a `resource` and a `scope` of their own.
+    mapping, struct or dataclass: see `otlp_values.fill`. Rows may have a `resource` and a `scope` of their own.
 
     Example:
         >>> grouping = Grouping(SIGNALS["traces"], {"service.name": "shop"}, "example")
@@ -121,6 +121,7 @@ class Grouping:
         self._resources: dict[Any, Any] = {}
         self._scopes: dict[Any, Any] = {}
         self._metrics: dict[Any, Any] = {}
+        self._own: Any = None
         self._weight = 0
 
     def build(self, batch: Sequence[Any]) -> Request:
@@ -156,7 +157,7 @@ class Grouping:
         elif hasattr(record, "DESCRIPTOR"):
             raise PermanentError(f"a record is a {record.DESCRIPTOR.full_name}, which is no {self._signal.record}")
         else:
-            self._row(dict(row(record)))
+            self._row(row(record))
 
     def _count(self, records: Sequence[Any]) -> None:
         self._weight += sum(map(_points, records)) if self._signal.area == "metrics" else len(records)
@@ -171,30 +172,39 @@ class Grouping:
         except broken:
             raise PermanentError(f"a record of {len(record)} bytes is no serialized {self._signal.record}") from None
 
-    def _row(self, fields: dict[str, Any]) -> None:
-        resource = fields.pop("resource", None)
-        scope = fields.pop("scope", None)
+    def _row(self, fields: Mapping[str, Any]) -> None:
+        resource = fields.get("resource")
+        scope = fields.get("scope")
         if self._signal.area == "metrics":
-            self._point(fields, resource, scope)
+            self._point(dict(fields), resource, scope)
         else:
-            made = message(self._record, fields)
-            self._records(resource, scope).append(made)
+            records = self._records(resource, scope)
+            try:
+                fill(records.add(), fields)
+            except PermanentError:
+                del records[-1]
+                raise
         self._weight += 1
 
     def _records(self, resource: Any, scope: Any) -> Any:
         """The records of a resource and scope, to which more are added."""
+        if resource is None and scope is None and self._own is not None:
+            return self._own
         name: str = self._scope if scope is None else str(scope)
         key = (_key(resource), name)
         if key not in self._scopes:
             if key[0] not in self._resources:
                 group = getattr(self._request, self._signal.resources).add()
                 attributes = self._resource if resource is None else resource
-                group.resource.attributes.extend(key_values(attributes))
+                put_attributes(group.resource.attributes, attributes)
                 self._resources[key[0]] = group
             made = getattr(self._resources[key[0]], self._signal.scopes).add()
             made.scope.name = name
             self._scopes[key] = made
-        return getattr(self._scopes[key], self._signal.records)
+        found = getattr(self._scopes[key], self._signal.records)
+        if resource is None and scope is None:
+            self._own = found
+        return found
 
     def _point(self, fields: dict[str, Any], resource: Any, scope: Any) -> None:
         kind = fields.pop("kind", "gauge")

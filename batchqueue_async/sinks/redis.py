@@ -166,9 +166,9 @@ class RedisSink:
             answers: Sequence[Any] = await pipeline.execute(raise_on_error=False)
         except (known.RedisError, OSError) as error:
             raise self._error(error) from None
-        except RuntimeError as error:
-            # uvloop says so of a transport that was reset; the client takes it for its own mistake, and keeps the
-            # connection for the next who asks.
+        except (RuntimeError, AttributeError) as error:
+            # The one is what uvloop says of a transport that was reset, the other what asyncio does since Python 3.12.
+            # The client takes it for a mistake of its own, and keeps the connection for the next who asks.
             await self._client.connection_pool.disconnect(inuse_connections=False)
             raise RetryableError(f"Redis at {self._shown}: the connection broke: {type(error).__name__}") from None
         return answers

@@ -68,12 +68,10 @@ class RemoteWrite:
 
     A record is a row with these fields:
 
-    | field | |
-    |---|---|
-    | `name` | the metric's name; or `__name__` among the labels |
-    | `labels` | a mapping, added to the format's own |
-    | `value`, `timestamp` | one sample; seconds since 1970 or a datetime, or `time_unix_nano`; without a time, now |
-    | `samples` | instead of the two: several, as `(timestamp, value)` |
+    - `name`: the metric's name; or `__name__` among the labels;
+    - `labels`: a mapping, added to the format's own;
+    - `value`, `timestamp`: one sample; seconds since 1970 or a datetime, or `time_unix_nano`; without a time, now;
+    - `samples`: instead of the two: several, as `(timestamp, value)`.
 
     Example:
         >>> body = RemoteWrite().encode([{"name": "up", "labels": {"job": "a"}, "value": 1, "timestamp": 12.5}], None)

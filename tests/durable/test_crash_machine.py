@@ -7,13 +7,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from durable_kit import ROOT, RecordingFiles, opened
+from durable_kit import ROOT, OneFailure, RecordingFiles, opened
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batchqueue_async.durable import acklog
-from batchqueue_async.errors import DiskFullError
+from batchqueue_async.errors import DiskFullError, DurableQueueError
 from batchqueue_async.testing import VirtualTimeLoop, run_virtual
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class Work:
             await self._act(queue, action, count, size, level)
         except DiskFullError:
             assert queue.stats().leased, "no room, and something could have been dropped"
+        except DurableQueueError:
+            assert self.files.fault is not None, "it failed without a reason"
         else:
             if action in ("put", "gather", "put_many") and queue.config.max_records is not None:
                 # A crash may have brought back what was dropped; the next put makes room again.
@@ -104,6 +106,8 @@ class Work:
                     assert self.confirmed[record.seq][0] == record.payload
                     assert self.seen.setdefault(record.seq, record.payload) == record.payload
                 self.leases.append(lease)
+        elif action == "break":
+            self.files.fault = OneFailure()
         elif action == "close":
             self.leases.clear()
             self.queue = None
@@ -169,7 +173,7 @@ def names(files: RecordingFiles) -> set[str]:
 
 
 ACTIONS = st.sampled_from(
-    ["put", "put", "gather", "put_many", "put_many", "lease", "lease", "ack", "ack", "nack", "dead", "close"]
+    ["put", "put", "gather", "put_many", "put_many", "lease", "lease", "ack", "ack", "nack", "dead", "close", "break"]
 )
 STEPS = st.lists(
     st.tuples(ACTIONS, st.integers(1, 6), st.integers(0, 120), st.sampled_from(["always", "always", "interval", "os"])),
@@ -182,7 +186,8 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     run_virtual(coroutine)
 
 
-LIMITS = st.sampled_from([{}, {}, {"max_records": 8, "overflow": "drop_oldest"}])
+DROPPING = {"max_records": 8, "overflow": "drop_oldest"}
+LIMITS = st.sampled_from([{}, {}, {"order": "freshest"}, DROPPING, {**DROPPING, "order": "freshest"}])
 
 
 @given(steps=STEPS, seed=st.integers(0, 1 << 30), compression=st.sampled_from(["none", "none", "lz4"]), limits=LIMITS)
@@ -236,6 +241,10 @@ class CrashMachine(RuleBasedStateMachine):
     @rule(action=st.sampled_from(["ack", "nack", "dead"]), size=st.integers(0, 100))
     def settle(self, action, size):
         self.step(action, 1, size, "always")
+
+    @rule()
+    def break_the_next_sync(self):
+        self.step("break", 1, 0, "always")
 
     @rule()
     def close(self):

@@ -6,8 +6,9 @@ import asyncio
 import errno
 
 import pytest
-from durable_kit import RecordingFiles, drain, io_error, opened
+from durable_kit import ROOT, InlineRunner, OneFailure, RecordingFiles, drain, io_error, opened
 
+from batchqueue_async.durable import DurableConfig, DurableQueue
 from batchqueue_async.errors import BatchQueueError
 
 CALLS = [
@@ -152,6 +153,98 @@ async def test_full_disk_with_drop_oldest_keeps_the_newest():
         found = await drain(queue)
         assert found[100].startswith(b"99")
         assert len(found) == queue.stats().records
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+@pytest.mark.parametrize("limit", [None, 6])
+async def test_frames_that_a_failed_sync_has_moved_are_read_where_they_are_now(order, limit):
+    """They are on the disk alone, and are dropped, read and acknowledged at their new place."""
+    files = RecordingFiles()
+    options = {"memory_bytes": 1, "order": order, "max_records": limit, "overflow": "drop_oldest"}
+    async with opened(files, durability="interval", sync_interval=100.0, **options) as queue:
+        await queue.put(b"0", durability="os")
+        await queue.put_many([b"1", b"2", b"3"])
+        await queue.put(b"4")
+        broken = []
+
+        def fault(call, path):
+            if call != "sync" or broken:
+                return None
+            broken.append(path)
+            return io_error()
+
+        files.fault = fault
+        await queue.put(b"5", durability="always")
+        assert broken
+        await queue.put_many([b"6", b"7"])
+        expected = [b"%d" % number for number in range(8)][-(limit or 8) :]
+        found = await drain(queue, ack=True)
+        assert sorted(found.values()) == expected
+        assert list(found) == sorted(found, reverse=order == "freshest")
+        assert queue.stats().records == 0
+        assert queue.stats().damaged == 0
+        everything = files.snapshot()
+    async with opened(everything, **options) as again:
+        assert set((await drain(again)).values()) <= {b"%d" % number for number in range(8)}
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+async def test_moved_frames_survive_the_loss_of_what_was_not_synced(limit):
+    files = RecordingFiles()
+    options = {"memory_bytes": 1, "max_records": limit, "overflow": "drop_oldest"}
+    queue = await opened(files, durability="interval", sync_interval=100.0, **options)
+    await queue.put_many([b"1", b"2", b"3"])
+    files.fault = lambda call, path: io_error() if call == "sync" and path.name.endswith("001.bqs") else None
+    await queue.put(b"4", durability="always")
+    files.fault = None
+    after = files.all_unsynced_lost(len(files.log))
+    async with opened(after, **options) as again:
+        assert {b"4"} <= set((await drain(again)).values()) <= {b"1", b"2", b"3", b"4"}
+        assert len(await drain(again)) == 0
+    await queue.close()
+
+
+class LateNews(InlineRunner):
+    """What the writer has done shows on the disk at once, and to the loop some turns later."""
+
+    def __init__(self, loop, name):
+        super().__init__(loop, name)
+        self.turns = 6 if "write" in name else 0
+
+    def submit(self, call, *arguments, done):
+        def later(turns, *outcome):
+            self._loop.call_soon(*((done, *outcome) if not turns else (later, turns - 1, *outcome)))
+
+        super().submit(call, *arguments, done=lambda *outcome: later(self.turns, *outcome))
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+@pytest.mark.parametrize("returned", [False, True])
+async def test_a_read_that_a_failed_sync_has_overtaken_loses_nothing(order, returned):
+    """The records have gone to another file, and the loop does not know it yet when it reads where they were."""
+    for turns in range(12):
+        files = RecordingFiles()
+        config = DurableConfig(durability="interval", sync_interval=100.0, memory_bytes=1, order=order)
+        async with DurableQueue.open(ROOT, config, files=files, runner=LateNews) as queue:
+            for number in range(5):
+                await queue.put(b"%d" % number)
+            if returned:
+                for lease in [await queue.lease(1, wait=0) for _ in range(5)]:
+                    await lease.nack()
+            files.fault = OneFailure()
+            put = asyncio.create_task(queue.put(b"5", durability="always"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            found = {}
+            async with asyncio.timeout(60):
+                while len(found) < 6:
+                    lease = await queue.lease(3, wait=1.0)
+                    assert lease, f"gone: {sorted(found)}, {queue.stats()}"
+                    found |= {record.seq: record.payload for record in lease.records}
+                    await lease.ack()
+            await put
+            assert sorted(found.values()) == [b"%d" % number for number in range(6)]
+            assert queue.stats().damaged == queue.stats().unreadable == 0
 
 
 async def test_a_put_cancelled_on_a_full_disk_leaves_the_door_open():

@@ -573,6 +573,19 @@ async def test_dead_letters_keep_their_reason_and_can_be_put_back():
         assert await queue.dead_letters() == []
 
 
+async def test_all_dead_letters_are_listed_those_of_earlier_runs_and_large_ones_too():
+    files = RecordingFiles()
+    for run in range(3):
+        async with opened(files) as queue:
+            await queue.put_many([b"%d" % run + bytes(9 << 20), b"small"])
+            await (await queue.lease(1, wait=0)).dead_letter("large")
+            await (await queue.lease(1, wait=0)).dead_letter("small")
+            letters = await queue.dead_letters()
+            assert [letter.seq for letter in letters] == list(range(1, 2 * run + 3))
+            assert [letter.seq for letter in await queue.dead_letters(2)] == [1, 2]
+            assert [letter.payload[:1] for letter in letters[::2]] == [b"%d" % number for number in range(run + 1)]
+
+
 async def test_a_dead_letter_that_cannot_be_written_stays_leased():
     files = RecordingFiles()
     async with opened(files) as queue:
@@ -679,6 +692,26 @@ async def test_stats_count_everything_of_the_document():
         assert stats.free_bytes
         assert 0 < stats.utilization < 1
         assert set(stats.seconds) == {"write", "sync", "hints"}
+
+
+async def test_hints_are_written_ten_milliseconds_after_they_are_due_and_not_with_every_round():
+    files = RecordingFiles()
+
+    def hints() -> int:
+        return sum(op.kind == "write" and op.path.suffix == ".ack" for op in files.log)
+
+    async with opened(files, durability="os") as queue:
+        for number in range(20):
+            await queue.put(b"%d" % number)
+            await (await queue.lease(1)).ack()
+        assert hints() <= 1, "no time has passed"
+        await asyncio.sleep(0.011)
+        before = hints()
+        assert before >= 1
+        await asyncio.sleep(10)
+        assert hints() == before, "nothing new to write"
+        async with opened(files.snapshot()) as again:
+            assert again.stats().records == 0
 
 
 # What leaves the memory while it waits

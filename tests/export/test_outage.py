@@ -1,4 +1,4 @@
-"""A real outage under load, of BATCHQUEUE_OUTAGE seconds, or 1 for the suite; `make chaos-outage` takes 300."""
+"""A real outage under load, of BATCHQUEUE_OUTAGE seconds, or 1 for the suite; `make chaos-export` takes more."""
 
 from __future__ import annotations
 

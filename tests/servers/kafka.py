@@ -8,7 +8,7 @@ import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
-from servers import base
+from . import base
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -71,8 +71,8 @@ def nats_server(nats_process):
 
 
 @pytest.fixture(scope="session")
-def rabbit_process():
-    yield from started("rabbitmq", RabbitServer)
+def rabbit_process(certificate_files):
+    yield from started("rabbitmq", lambda: RabbitServer(certificate_files))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import secrets
 import signal
 from pathlib import Path
 
-from servers import base
+from . import base
 
 
 class Postgres(base.Server):

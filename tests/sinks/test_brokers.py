@@ -12,6 +12,8 @@ import nats
 import pytest
 import redis.asyncio
 from nats.js.api import StreamConfig
+from servers.nats import NatsServer
+from servers.redis import RedisServer
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.amqp import AmqpSink
@@ -266,6 +268,48 @@ async def test_they_show_no_secret_and_are_pickled_before_they_are_open(sink):
 
 
 @pytest.mark.real_time
+class TestTls:
+    """Certificates are verified unless told, by the client of each."""
+
+    async def check(self, make, certificate, answer=contextlib.nullcontext):
+        async with opened(make(None)) as sink:
+            with pytest.raises(bq.RetryableError) as caught:
+                await sink.send([1])
+            assert "no stream" not in str(caught.value)
+        for tls in (Tls(ca=certificate[0]), Tls(verify=False)):
+            async with opened(make(tls)) as sink:
+                with answer():
+                    await sink.send([1])
+
+    async def test_redis(self, redis_process, certificate_files):
+        server = RedisServer(certificate_files)
+        server.start()
+        try:
+            await self.check(
+                lambda tls: RedisSink(f"rediss://{server.address}", stream="s", tls=tls), certificate_files
+            )
+        finally:
+            server.dispose()
+
+    async def test_nats(self, nats_process, certificate_files):
+        cert, key = map(str, certificate_files)
+        server = NatsServer("--tls", "--tlscert", cert, "--tlskey", key)
+        server.start()
+        try:
+            await self.check(
+                lambda tls: NatsSink(f"tls://{server.address}", subject="s", tls=tls),
+                certificate_files,
+                lambda: pytest.raises(bq.RetryableError, match="no stream"),  # it has none, and says so
+            )
+        finally:
+            server.dispose()
+
+    async def test_rabbitmq(self, rabbit_server, certificate_files):
+        url = f"amqps://127.0.0.1:{rabbit_server.tls_port}/"
+        await self.check(lambda tls: AmqpSink(url, queue="tls", tls=tls), certificate_files)
+
+
+@pytest.mark.real_time
 class TestEach:
     async def test_records_arrive_with_their_keys(self, broker):
         async with opened(broker.sink()) as sink:
@@ -418,12 +462,7 @@ class TestNats:
         assert {place: type(error) for place, error in result.rejected.items()} == {0: bq.TooLargeError}
 
     async def test_credentials(self, kind, monkeypatch):
-        from servers.nats import NatsServer
-
-        class Guarded(NatsServer):
-            login = ("--user", "me", "--pass", "s3cret")
-
-        server = Guarded()
+        server = NatsServer("--user", "me", "--pass", "s3cret")
         server.start()
         try:
             monkeypatch.setenv("NATS_PASSWORD", "s3cret")

@@ -130,7 +130,7 @@ def test_a_row_becomes_a_span():
 @pytest.mark.parametrize(
     ("signal", "record", "message"),
     [
-        ("traces", {"nam": "x"}, "fields that a Span has not: nam"),
+        ("traces", {"nam": "x"}, "field that a Span has not: nam"),
         ("traces", {"name": 3}, "of a type that it can't have in a Span"),
         ("traces", {"span_id": "xyz"}, "neither bytes nor hexadecimal"),
         ("traces", {"kind": "odd"}, "span_kind_odd is not known"),

@@ -13,6 +13,7 @@ import pytest
 from kafka_tools import create, read
 
 import batchqueue_async as bq
+from batchqueue_async.sinks import kafka_client
 from batchqueue_async.sinks.base import BatchKey, KeyedSink, TransactionalSink
 from batchqueue_async.sinks.kafka import KafkaSink
 from batchqueue_async.sinks.kafka_delivery import Batch, Partitioner, Undecided
@@ -456,3 +457,27 @@ def test_a_pickled_sink_is_the_same():
         sink._producer_options,
     )
     assert copy._cluster.password == Secret("s3cret")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("KafkaConnectionError", bq.RetryableError),
+        ("NotEnoughReplicasError", bq.RetryableError),
+        ("UnknownTopicOrPartitionError", bq.RetryableError),
+        ("ProducerFenced", bq.RetryableError),
+        ("TopicAuthorizationFailedError", bq.AuthError),
+        ("SaslAuthenticationFailed", bq.AuthError),
+        ("MessageSizeTooLargeError", bq.TooLargeError),
+        ("InvalidTopicError", bq.PermanentError),
+        ("UnknownError", bq.PermanentError),
+    ],
+)
+def test_what_an_error_means(name, kind):
+    assert type(kafka_client.told("here", getattr(aiokafka.errors, name)("secret"))) is kind
+
+
+def test_other_errors_are_told_or_go_on_as_they_are():
+    assert type(kafka_client.told("here", ConnectionResetError(104, "reset"))) is bq.RetryableError
+    for error in (KeyError("a mistake"), bq.ConfigError("x"), bq.TooLargeError("y")):
+        assert kafka_client.told("here", error) is error

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import batchqueue_async as bq
-from batchqueue_async.sinks import postgres_ledger, postgres_types
+from batchqueue_async.sinks import postgres_client, postgres_ledger, postgres_types
 from batchqueue_async.sinks.alike import Rows, alike
 from batchqueue_async.sinks.base import Attempt, BatchKey, KeyedSink, StagingSink, TransactionalSink
 from batchqueue_async.sinks.postgres import PostgresSink
@@ -665,3 +665,92 @@ def test_alike_records_are_sorted_by_their_columns():
     assert refused == {}
     assert alike([], None) == ([], {})
     assert alike([(1, 2), (3, 4)], ["a", "b"]) == ([Rows(("a", "b"), [(1, 2), (3, 4)], range(2))], {})
+
+
+class RefusalError(Exception):
+    """As much of one of asyncpg's errors as is looked at."""
+
+    __module__ = "asyncpg.exceptions"
+
+    def __init__(self, state, **names):
+        super().__init__("secret value")
+        self.sqlstate = state
+        vars(self).update(names)
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        ("08006", bq.RetryableError),
+        ("40P01", bq.RetryableError),
+        ("53100", bq.RetryableError),
+        ("57P01", bq.RetryableError),
+        ("XX000", bq.RetryableError),
+        ("25006", bq.RetryableError),
+        ("28P01", bq.AuthError),
+        ("42501", bq.AuthError),
+        ("23505", bq.PermanentError),
+        ("42703", bq.PermanentError),
+        ("0A000", bq.PermanentError),
+        ("", bq.RetryableError),
+    ],
+)
+def test_what_a_state_means(state, kind):
+    error = RefusalError(state, constraint_name="rows_pkey")
+    meant = postgres_client.told("here", error)
+    assert type(meant) is kind
+    assert "secret" not in str(meant)
+    assert "constraint 'rows_pkey'" in str(meant)
+    assert postgres_client.is_of_record(error) == (state == "23505")
+
+
+def test_other_errors_are_told_or_go_on_as_they_are():
+    assert type(postgres_client.told("here", ConnectionResetError(104, "reset"))) is bq.RetryableError
+    assert type(postgres_client.told("here", TimeoutError())) is bq.RetryableError
+    for error in (KeyError("a mistake"), bq.ConfigError("x"), bq.TooLargeError("y")):
+        assert postgres_client.told("here", error) is error
+
+
+async def test_an_old_server_is_told_what_it_lacks():
+    class Old:
+        def get_server_version(self):
+            return asyncpg.types.ServerVersion(13, 4, 0, "final", 0)
+
+    with pytest.raises(bq.ConfigError, match=r"version 13.*key_column"):
+        await postgres_ledger.Ledger("t", None).open(Old())
+
+
+async def test_a_connection_that_was_closed_meanwhile_is_not_lent():
+    closed, made = [], []
+
+    class Connection:
+        def __init__(self):
+            made.append(self)
+            self.closed = False
+
+        def is_closed(self):
+            return self.closed
+
+        async def close(self, timeout):
+            closed.append(self)
+            self.closed = True
+
+        def terminate(self):
+            self.closed = True
+
+    async def make():
+        return Connection()
+
+    pool = postgres_client.Connections(make, 1)
+    async with pool.lend() as first:
+        pass
+    async with pool.lend() as again:
+        assert again is first
+    first.closed = True
+    with pytest.raises(ValueError, match="inside"):
+        async with pool.lend():
+            raise ValueError("inside")
+    async with pool.lend():
+        await pool.close()
+    assert len(made) == 3
+    assert closed == made[1:]

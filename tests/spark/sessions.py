@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pyspark.sql import SparkSession
 
 
@@ -38,3 +40,16 @@ class Local:
         if self.session is not None:
             self.session.stop()
             self.session = None
+
+
+def forget_last_commit(checkpoint):
+    """Leave a checkpoint as it was between the sink's commit of a batch and Spark's, when a driver died there.
+
+    A batch that came after it, which the end of the query found under way, was not planned by then.
+    """
+    last = max(int(each.name) for each in (checkpoint / "commits").glob("[0-9]*"))
+    for log, kept in (("commits", last - 1), ("offsets", last)):
+        for each in (checkpoint / log).iterdir():  # 7, and .7.crc
+            number = re.search(r"\d+", each.name)
+            if number is not None and int(number[0]) > kept:
+                each.unlink()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from sessions import forget_last_commit
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
@@ -167,9 +168,7 @@ def test_a_stream_whose_commit_failed_repeats_the_batch(source, tmp_path):
 def test_a_published_batch_is_not_published_again(source, tmp_path):
     path, checkpoint = tmp_path / "out.db", tmp_path / "checkpoint"
     run_until(stream(source, sink="sqlite", path=path, checkpointLocation=checkpoint), lambda: count(path) >= 80)
-    last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
-    for each in (checkpoint / "commits").glob(f"*{last}*"):
-        each.unlink()
+    forget_last_commit(checkpoint)
     before = count(path)
     query = stream(source, sink="sqlite", path=path, checkpointLocation=checkpoint)
     run_until(query, lambda: count(path) > before)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import msgspec
@@ -11,13 +14,32 @@ import pytest
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
-from batchqueue_async.spark import BatchQueueDataSource, collect, data_source
+from batchqueue_async.spark import BatchQueueDataSource, collect, data_source, door
 from batchqueue_async.spark.executor import Worker
 from batchqueue_async.spark.ledger import FileLedger
 from batchqueue_async.spark.options import as_options
 from batchqueue_async.spark.rows import converter
 
 BATCH = pa.RecordBatch.from_pydict({"value": [1, 2], "name": ["a", None]})
+
+
+# --- the door, and the API
+
+
+def test_pandas_is_looked_for_and_not_imported(monkeypatch):
+    monkeypatch.setattr(door, "find_spec", lambda name: None)
+    with pytest.raises(bq.ConfigError, match=r"needs pandas.*pip install 'batchqueue-async\[spark\]'"):
+        door.check()
+    code = "import sys, batchqueue_async.spark.executor; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("writer", [data_source.BatchWriter, data_source.StreamWriter])
+@pytest.mark.parametrize("method", ["write", "commit", "abort"])
+def test_parameters_have_the_names_of_the_api(writer, method):
+    """Spark passes some of them by name."""
+    ours, theirs = (list(inspect.signature(getattr(kind, method)).parameters) for kind in (writer, writer.__base__))
+    assert ours == theirs
 
 
 # --- to the driver

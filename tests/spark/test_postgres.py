@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sessions import forget_last_commit
 
 from batchqueue_async.sinks.postgres import PostgresSink
 from batchqueue_async.spark import BatchQueueDataSource, DriverSink
@@ -17,13 +18,6 @@ def rows(postgres, table):
     if not postgres.sql(f"SELECT 1 FROM information_schema.tables WHERE table_name = '{table}'"):
         return []
     return sorted(int(value) for value in postgres.sql(f"SELECT value FROM {table}"))
-
-
-def forget_the_last_commit(checkpoint):
-    """As if Spark's driver had died between the sink's commit and its own."""
-    last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
-    for each in (checkpoint / "commits").glob(f"*{last}*"):
-        each.unlink()
 
 
 def run(writer, checkpoint, done):
@@ -44,8 +38,8 @@ def test_a_stream_through_the_driver_is_exact_through_a_crash(spark, postgres, t
                 tmp_path / "checkpoint",
                 lambda wanted=batches: len(rows(postgres, "from_driver")) >= 40 * wanted,
             )
-            assert sink.stats().skipped == (batches == 4)
-        forget_the_last_commit(tmp_path / "checkpoint")
+            assert (sink.stats().skipped > 0) == (batches == 4)
+        forget_last_commit(tmp_path / "checkpoint")
     found = rows(postgres, "from_driver")
     assert found == list(range(len(found)))
 
@@ -59,7 +53,7 @@ def test_a_stream_through_the_executors_is_exact_through_a_crash(spark, postgres
             tmp_path / "checkpoint",
             lambda wanted=batches: len(rows(postgres, "from_executors")) >= 40 * wanted,
         )
-        forget_the_last_commit(tmp_path / "checkpoint")
+        forget_last_commit(tmp_path / "checkpoint")
     found = rows(postgres, "from_executors")
     assert found == list(range(len(found)))
 

@@ -1,0 +1,49 @@
+"""The command: each subject takes its turns, medians count."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import kafka, otlp, postgres
+
+if TYPE_CHECKING:
+    from .measuring import Row
+
+SINKS = {"kafka": kafka.rows, "postgres": postgres.rows, "otlp": otlp.rows}
+
+
+def show(row: Row) -> str:
+    """A line of the table."""
+    target = "" if row.target is None else f"target >= {row.target:4} {'met' if row.met else 'MISSED'}"
+    return f"{row.name:45} {row.rate:11,.0f}/s {row.ratio:7.2f} x {row.against:45} {target}".rstrip()
+
+
+def main(arguments: list[str]) -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(prog="make bench-sinks", description=__doc__)
+    parser.add_argument("--sink", choices=SINKS, action="append", help="only this sink; may be given several times")
+    parser.add_argument("--turns", type=int, default=7, help="how often each subject runs; the median counts")
+    parser.add_argument("--batches", type=int, default=200, help="batches of one run")
+    parser.add_argument("--out", type=Path, default=None, metavar="FILE", help="also write JSON")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)  # the clients tell of topics that are made on demand
+    print(f"Python {sys.version.split()[0]}")
+    found: list[Row] = []
+    for name in options.sink or SINKS:
+        for row in asyncio.run(SINKS[name](options.turns, options.batches)):
+            print(show(row), flush=True)
+            found.append(row)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        rows = [row._asdict() | {"met": row.met} for row in found]
+        options.out.write_text(json.dumps({"python": sys.version.split()[0], "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
