@@ -1,8 +1,10 @@
 """The exporter: what is handed over is kept, and delivered by and by, whatever the destination does meanwhile.
 
-consume --> send queue (memory or disk) == feeder --> courier --> sink
-^                            |          |
-+------- not delivered ------+----------+
+    consume --> send queue (memory or disk) == feeder --> courier --> sink
+                    ^                                        |
+                    +----------- not delivered: later -------+
+
+What it is made of, and what makes it go, is in `engine`; here is what its users hold.
 """
 
 from __future__ import annotations
