@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError, TooLargeError
 from batchqueue_async.sinks.extras import require
-from batchqueue_async.sinks.held import Held
-from batchqueue_async.sinks.payloads import all_of, payloads, verdict
+from batchqueue_async.sinks.messages import MessageSink
 from batchqueue_async.sinks.secrets import Secret, redacted, resolve
 from batchqueue_async.sinks.tls import context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from batchqueue_async.sinks.base import SendResult
     from batchqueue_async.sinks.tls import TlsOption
 
 _LOST = "the connection broke"
@@ -29,7 +26,7 @@ class _Line(NamedTuple):
     exchange: Any
 
 
-class AmqpSink:
+class AmqpSink(MessageSink[_Line]):
     """Publishes each record as a message, and returns when the broker confirmed all; delivers at least once.
 
     Records are bytes, text, or anything that has a form in JSON. `message_id` is the record's idempotency key. A
@@ -41,7 +38,7 @@ class AmqpSink:
         AmqpSink('amqp://shop:***@localhost/orders', exchange='', queue='rows')
     """
 
-    concurrent = True
+    needs = ("aio_pika", "amqp")
 
     def __init__(
         self,
@@ -88,6 +85,7 @@ class AmqpSink:
             raise ConfigError("AMQP sink: amqp:// is without TLS, and tls=... is given; give amqps://")
         if timeout <= 0 or connect_timeout <= 0:
             raise ConfigError(f"AMQP sink: timeout={timeout}, connect_timeout={connect_timeout}; give seconds above 0")
+        super().__init__()
         self.url = url
         self.queue = queue
         self.exchange = exchange
@@ -104,65 +102,23 @@ class AmqpSink:
             "headers": dict(headers or {}),
             "delivery_mode": 1 + persistent,
         }
-        self._held: Held[_Line] | None = None
 
     def __repr__(self) -> str:
         return f"AmqpSink({self._shown!r}, exchange={self.exchange!r}, queue={self.queue!r})"
 
-    async def open(self) -> None:
-        """Get ready; the connection is made at the first batch."""
-        require("aio_pika", "amqp")
-        if self._held is None:
-            self._held = Held(self._connect, _close)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        held, self._held = self._held, None
-        if held is not None:
-            await held.close()
-
-    async def send(self, batch: Sequence[Any]) -> SendResult | None:
-        """Publish the batch; returns when the broker has it."""
-        return await self._send(batch, None)
-
-    async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> SendResult | None:
-        """Publish the batch, each message with its record's key as `message_id`."""
-        return await self._send(batch, keys)
-
-    async def _send(self, batch: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
-        if self._held is None:
-            raise RuntimeError(f"AMQP sink {self._shown!r} is not open; call open() first")
-        bodies, errors = payloads(batch)
-        if not bodies:
-            return verdict(errors, len(batch))
-        line = await self._line(self._held)
-        calls = [
-            self._publish(line, batch[place], body, keys[place] if keys else None) for place, body in bodies.items()
-        ]
-        answers = await all_of(calls, self.timeout)
-        for place, answer in zip(bodies, answers, strict=True):
-            if isinstance(answer, Exception):
-                errors[place] = self._error(answer, line)
+    def _judge(self, errors: dict[int, SinkError]) -> None:
         for error in errors.values():
             if isinstance(error, TooLargeError):
                 raise error  # the broker closed the channel for one message, and does not say which
-        return verdict(errors, len(batch))
 
-    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None) -> None:
+    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None) -> bool:
         message = require("aio_pika", "amqp").Message(body, message_id=key, **self._properties)
         routing = self._routing_key(record) if callable(self._routing_key) else self._routing_key
         await line.exchange.publish(message, routing, mandatory=self._mandatory)
+        return False
 
-    async def _line(self, held: Held[_Line]) -> _Line:
-        try:
-            async with asyncio.timeout(self.connect_timeout):
-                line = await held.get()
-        except Exception as error:  # noqa: BLE001 - the client raises errors of many kinds; all are judged in one place
-            raise self._error(error, None) from None
-        if line.connection.is_closed or line.exchange.channel.is_closed:
-            held.drop(line)
-            return await self._line(held)
-        return line
+    def _is_broken(self, line: _Line) -> bool:
+        return bool(line.connection.is_closed or line.exchange.channel.is_closed)
 
     async def _connect(self) -> _Line:
         client = require("aio_pika", "amqp")
@@ -186,6 +142,10 @@ class AmqpSink:
             raise
         return _Line(connection, exchange)
 
+    @staticmethod
+    async def _disconnect(line: _Line) -> None:
+        await line.connection.close()
+
     def _error(self, error: Exception, line: _Line | None) -> SinkError:
         """What an error of the client means; a broken line is dropped."""
         known = require("aio_pika.exceptions", "amqp")
@@ -197,8 +157,7 @@ class AmqpSink:
             return PermanentError(f"{where}: no queue takes the message from the exchange {self.exchange!r}")
         if isinstance(error, known.DeliveryError):
             return RetryableError(f"{where} did not take the message")
-        if line is not None and self._held is not None:
-            self._held.drop(line)
+        self._drop(line)
         if isinstance(
             error, known.AuthenticationError | known.ProbableAuthenticationError | inner.ChannelAccessRefused
         ):
@@ -214,7 +173,3 @@ class AmqpSink:
             return PermanentError(f"{where}: the queue {self.queue!r} is there with other properties")
         what = "took too long" if isinstance(error, TimeoutError) else f"{_LOST}: {type(error).__name__}"
         return RetryableError(f"{where}: {what}")
-
-
-async def _close(line: _Line) -> None:
-    await line.connection.close()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError, TooLargeError
 from batchqueue_async.sinks.extras import require
-from batchqueue_async.sinks.held import Held
-from batchqueue_async.sinks.payloads import all_of, payloads, verdict
+from batchqueue_async.sinks.messages import MessageSink
 from batchqueue_async.sinks.secrets import Secret, redacted, resolve
 from batchqueue_async.sinks.tls import context
 
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from batchqueue_async.sinks.base import SendResult
     from batchqueue_async.sinks.tls import TlsOption
 
 _SERVER_ERRORS = 500
@@ -28,7 +25,7 @@ class _Line(NamedTuple):
     stream: Any
 
 
-class NatsSink:
+class NatsSink(MessageSink[_Line]):
     """Publishes each record as a message, and returns when JetStream has stored all.
 
     Delivers at least once; with keys exactly once within the stream's `duplicate_window`, as each message carries its
@@ -39,7 +36,7 @@ class NatsSink:
         NatsSink('nats://shop:***@localhost:4222', subject='rows.new')
     """
 
-    concurrent = True
+    needs = ("nats", "nats")
 
     def __init__(
         self,
@@ -80,6 +77,7 @@ class NatsSink:
             raise ConfigError("NATS sink: there is no URL; give one at least")
         if timeout <= 0 or connect_timeout <= 0:
             raise ConfigError(f"NATS sink: timeout={timeout}, connect_timeout={connect_timeout}; give seconds above 0")
+        super().__init__()
         self.subject = subject
         self.stream = stream
         self.timeout = timeout
@@ -93,68 +91,21 @@ class NatsSink:
         self._credentials = credentials
         self._headers = dict(headers or {})
         self._tls = tls
-        self._held: Held[_Line] | None = None
 
     def __repr__(self) -> str:
         subject = self.subject if isinstance(self.subject, str) else "..."
         return f"NatsSink({self._shown!r}, subject={subject!r})"
 
-    async def open(self) -> None:
-        """Get ready; the connection is made at the first batch."""
-        require("nats", "nats")
-        if self._held is None:
-            self._held = Held(self._connect, _close)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        held, self._held = self._held, None
-        if held is not None:
-            await held.close()
-
-    async def send(self, batch: Sequence[Any]) -> SendResult | None:
-        """Publish the batch; returns when the stream has it."""
-        return await self._send(batch, None)
-
-    async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> SendResult | None:
-        """Publish the batch, each message with its record's key as `Nats-Msg-Id`."""
-        return await self._send(batch, keys)
-
-    async def _send(self, batch: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
-        if self._held is None:
-            raise RuntimeError(f"NATS sink {self._shown!r} is not open; call open() first")
-        bodies, errors = payloads(batch)
-        if not bodies:
-            return verdict(errors, len(batch))
-        line = await self._line(self._held)
-        calls = [
-            self._publish(line, batch[place], body, keys[place] if keys else None) for place, body in bodies.items()
-        ]
-        answers = await all_of(calls, self.timeout)
-        skipped = 0
-        for place, answer in zip(bodies, answers, strict=True):
-            if isinstance(answer, Exception):
-                errors[place] = self._error(answer, line)
-            elif answer.duplicate:
-                skipped += 1
-        return verdict(errors, len(batch), skipped=skipped)
-
-    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None) -> Any:
+    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None) -> bool:
         subject = self.subject(record) if callable(self.subject) else self.subject
         headers = self._headers if key is None else {**self._headers, "Nats-Msg-Id": key}
-        return await line.stream.publish(
+        answer = await line.stream.publish(
             subject, body, timeout=self.timeout, stream=self.stream, headers=dict(headers) or None
         )
+        return bool(answer.duplicate)
 
-    async def _line(self, held: Held[_Line]) -> _Line:
-        try:
-            async with asyncio.timeout(self.connect_timeout):
-                line = await held.get()
-        except Exception as error:  # noqa: BLE001 - the client raises errors of many kinds; all are judged in one place
-            raise self._error(error, None) from None
-        if not line.client.is_connected:
-            held.drop(line)
-            return await self._line(held)
-        return line
+    def _is_broken(self, line: _Line) -> bool:
+        return not line.client.is_connected
 
     async def _connect(self) -> _Line:
         options: dict[str, Any] = {name: resolve(value) for name, value in self._login.items()}
@@ -178,6 +129,10 @@ class NatsSink:
             raise
         return _Line(client, client.jetstream(timeout=self.timeout))
 
+    @staticmethod
+    async def _disconnect(line: _Line) -> None:
+        await line.client.close()
+
     def _error(self, error: Exception, line: _Line | None) -> SinkError:
         """What an error of the client means; a broken line is dropped."""
         known = require("nats.errors", "nats")
@@ -196,8 +151,7 @@ class NatsSink:
             said = f"{where} answered with the error {answer.err_code}"
             status: int = answer.code or _SERVER_ERRORS
             return RetryableError(said) if status >= _SERVER_ERRORS else PermanentError(said)
-        if line is not None and self._held is not None:
-            self._held.drop(line)
+        self._drop(line)
         if isinstance(error, known.AuthorizationError) or "authorization" in str(error).lower():
             return AuthError(f"{where} refuses us; check user, password, token or credentials")
         what = "took too long" if isinstance(error, TimeoutError) else f"the connection broke: {type(error).__name__}"
@@ -206,7 +160,3 @@ class NatsSink:
 
 async def _nothing(_error: Exception) -> None:
     """The client would log what `send` raises."""
-
-
-async def _close(line: _Line) -> None:
-    await line.client.close()
