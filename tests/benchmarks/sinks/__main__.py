@@ -32,7 +32,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--batches", type=int, default=200, help="batches of one run")
     parser.add_argument("--out", type=Path, default=None, metavar="FILE", help="also write JSON")
     options = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # the clients tell of topics that are made on demand
     print(f"Python {sys.version.split()[0]}")
     found: list[Row] = []
     for name in options.sink or SINKS:
@@ -47,4 +46,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)  # the clients tell of topics that are made on demand
     main(sys.argv[1:])
