@@ -190,6 +190,7 @@ class DriverSink:
                 self._collector.batches(frame, ordered=route.wants_order),
                 queue=self._queue,
                 route=route,
+                bridge=bridge,
                 convert=self._convert,
                 unit=self._unit,
             )

@@ -72,6 +72,7 @@ class Worker:
                     _generator(batches),
                     queue=self._queue,
                     route=route,
+                    bridge=bridge,
                     convert=self._convert,
                     unit=self._unit,
                 )

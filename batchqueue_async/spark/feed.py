@@ -11,6 +11,7 @@ from batchqueue_async.errors import DeliveryError, Failure, QueueClosedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from batchqueue_async.runtime.bridge import SyncBridge
     from batchqueue_async.runtime.sync_queue import SyncQueue
     from batchqueue_async.spark.route import Route
 
@@ -49,6 +50,7 @@ def feed(
     *,
     queue: SyncQueue[Any],
     route: Route,
+    bridge: SyncBridge,
     convert: Callable[[Any], list[Any]],
     unit: int,
 ) -> Fed:
@@ -63,10 +65,12 @@ def feed(
             for batch in batches:
                 for start in range(0, batch.num_rows, unit):
                     items = convert(batch.slice(start, unit))
-                    handed += len(items)
-                    queue.produce_many(items)
+                    if not handed:
+                        bridge.call(route.prepare)
                     if route.failure is not None:
                         break
+                    handed += len(items)
+                    queue.produce_many(items)
                 rows += batch.num_rows
                 size += batch.nbytes
                 if route.failure is not None:

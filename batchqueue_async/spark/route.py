@@ -58,6 +58,19 @@ class Route:
         """Start a batch."""
         self.failure, self.taken = None, 0
 
+    async def prepare(self) -> None:
+        """The batch's first rows are there, and not in the queue yet: wait here for whatever has to be waited for.
+
+        In the queue a handler that waits holds up the others, and so maybe the one that it waits for.
+        """
+        try:
+            await self._prepare()
+        except Exception as error:  # noqa: BLE001 - it is the batch's failure, told as every other
+            self.failure = self.failure or error
+
+    async def _prepare(self) -> None:
+        """Nothing, by default."""
+
     async def commit(self) -> bool:
         """End a batch that was handled; False if it had been in before."""
         return True
@@ -109,9 +122,16 @@ class SinkRoute(Route):
         await self.sink.close()
 
     async def begin(self, key: BatchKey | None) -> None:
-        """Start a batch; its transaction begins with its first rows."""
+        """Start a batch; its transaction begins in `prepare`."""
         await super().begin(key)
         self._key, self._begun, self._transaction, self._sent = key, False, None, 0
+
+    async def _prepare(self) -> None:
+        # With the first rows, not while Spark still computes them: a transaction locks others out.
+        if isinstance(self.sink, TransactionalSink) and self._key is not None:
+            async with self._turn:
+                self._transaction = await self.sink.begin(self._key)
+                self._begun = True
 
     async def _take(self, batch: Sequence[Any]) -> None:
         async with self._turn:  # a sink takes one call at a time, however many workers the queue has
@@ -123,9 +143,6 @@ class SinkRoute(Route):
         if key is None:
             return await self.sink.send(batch)
         if isinstance(self.sink, TransactionalSink):
-            if not self._begun:  # with the first rows, not while Spark still computes them: it locks others out
-                self._transaction = await self.sink.begin(key)
-                self._begun = True
             return await self._transaction.send(batch) if self._transaction is not None else None
         if isinstance(self.sink, KeyedSink):
             keys = [f"{key}/{number}" for number in range(self._sent, self._sent + len(batch))]
