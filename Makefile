@@ -56,7 +56,7 @@ test-spark: $(STAMP) java ## the tests of the Spark parts alone
 SEEDS ?= 20000
 .PHONY: chaos
 chaos: $(STAMP) ## SEEDS=20000 programs by chance against the queue; SEED=123 replays one
-	$(BIN)/python tests/queue_programs.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+	$(BIN)/python tests/support/queue_programs.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 .PHONY: test
 test: lint types docs unit ## linters, type checkers, documents and all tests

@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async.bridge.sync_bridge import SyncBridge
+from batchqueue_async.bridge.sync_queue import SyncQueue
 from batchqueue_async.config import (
     BufferStrategy,
     Consumer,
@@ -49,17 +51,21 @@ from batchqueue_async.errors import (
     UnhandledTypeError,
     WrongLoopError,
 )
-from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
+from batchqueue_async.policies import (
+    PartitionPolicy,
+    Selector,
+    WorkerPolicy,
+    by_key,
+    round_robin,
+    throughput_weighted,
+    type_hash,
+)
 from batchqueue_async.queue.adapters import in_process, in_thread
-from batchqueue_async.queue.balancer import throughput_weighted
 from batchqueue_async.queue.batch_queue import BatchQueue
-from batchqueue_async.queue.selector import Selector, by_key, round_robin, type_hash
 from batchqueue_async.queue.stats import Distribution, PartitionStats, QueueStats, ShutdownReport, WorkerStats
-from batchqueue_async.runtime.bridge import SyncBridge
 from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
 from batchqueue_async.runtime.runner import run
 from batchqueue_async.runtime.scheduler import Scheduler
-from batchqueue_async.runtime.sync_queue import SyncQueue
 
 if TYPE_CHECKING:
     from batchqueue_async.durable import (

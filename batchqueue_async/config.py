@@ -18,9 +18,16 @@ import msgspec
 
 from batchqueue_async.config_file import Setting, nearest, read_call, read_settings, short
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
-from batchqueue_async.queue.balancer import throughput_weighted
-from batchqueue_async.queue.selector import RoundRobin, Selector, TypeHash, round_robin, type_hash
+from batchqueue_async.policies import (
+    PartitionPolicy,
+    RoundRobin,
+    Selector,
+    TypeHash,
+    WorkerPolicy,
+    round_robin,
+    throughput_weighted,
+    type_hash,
+)
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""How many workers and how many partitions: pure arithmetic over a machine and a workload.
+"""The pure choices: how many workers and partitions, which partition takes an item, which worker owns which partition.
 
 A caller describes the workload ("one worker per core", "a partition per handler"); the numbers are resolved once,
 where the queue is made.
@@ -11,12 +11,19 @@ where the queue is made.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import os
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from batchqueue_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 IO_BOUND_PER_CORE = 4
 IO_BOUND_LIMIT = 200
@@ -155,3 +162,153 @@ class PartitionPolicy:
 
     def __str__(self) -> str:
         return f"{self.kind}({self.number})"
+
+
+# -- which partition an item goes to ----------------------------------------------------------------------------------
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Selector(Protocol[T_contra]):
+    """A callable that names the partition of an item.
+
+    Example:
+        >>> def by_first_letter(item: str, partition_count: int) -> int:
+        ...     return ord(item[0]) % partition_count
+    """
+
+    def __call__(self, item: T_contra, partition_count: int, /) -> int:
+        """The index of the item's partition, from 0 to `partition_count - 1`."""
+        ...
+
+
+@lru_cache(maxsize=16_384)
+def stable_type_hash(kind: Any) -> int:
+    """A number for a type that is the same in every process, unlike `hash(type)`."""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class TypeHash:
+    """Items of one type share a partition; see `type_hash`."""
+
+    def __call__(self, item: object, partition_count: int) -> int:
+        """The partition of the item's type."""
+        kind: Any = type(item)
+        return stable_type_hash(kind) % partition_count
+
+    def __str__(self) -> str:
+        return "type_hash()"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobin:
+    """Partitions take turns; see `round_robin`."""
+
+    _turns: itertools.count[int] = field(default_factory=itertools.count, compare=False, repr=False)
+
+    def __call__(self, item: object, partition_count: int) -> int:  # noqa: ARG002 - a selector's signature
+        """The partition whose turn it is."""
+        return next(self._turns) % partition_count
+
+    def __str__(self) -> str:
+        return "round_robin()"
+
+
+@dataclass(frozen=True, slots=True)
+class ByKey(Generic[T_contra]):
+    """Items with equal keys share a partition; see `by_key`."""
+
+    key: Callable[[T_contra], Any]
+
+    def __call__(self, item: T_contra, partition_count: int) -> int:
+        """The partition of the item's key."""
+        return hash(self.key(item)) % partition_count
+
+    def __str__(self) -> str:
+        return f"by_key({getattr(self.key, '__qualname__', self.key)})"
+
+
+def type_hash() -> TypeHash:
+    """Items of one type go to one partition, the same one in every run: grouping by handler is then nearly free.
+
+    Example:
+        >>> type_hash()("any text", 8) == type_hash()("another", 8)
+        True
+    """
+    return TypeHash()
+
+
+def round_robin() -> RoundRobin:
+    """Partitions take turns: the even spread for items of one kind; order holds only within a partition.
+
+    Example:
+        >>> select = round_robin()
+        >>> [select("item", 3) for _ in range(4)]
+        [0, 1, 2, 0]
+    """
+    return RoundRobin()
+
+
+def by_key(key: Callable[[T_contra], Any]) -> ByKey[T_contra]:
+    """Items with equal keys go to one partition, so each key is first in, first out; keys must be hashable.
+
+    Example:
+        >>> select = by_key(len)
+        >>> select("abc", 4) == select("xyz", 4)
+        True
+    """
+    if not callable(key):
+        raise ConfigError(f"by_key: key={key!r} is not callable; give a function from item to key")
+    return ByKey(key)
+
+
+# -- which worker owns which partition --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputWeighted:
+    """Busiest partition first, each to the least loaded worker; see `throughput_weighted`."""
+
+    skip_ratio: float = 1.15
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.skip_ratio) or self.skip_ratio < 1:
+            raise ConfigError(
+                f"throughput_weighted: skip_ratio={self.skip_ratio!r} is not a finite number from 1 on; give e.g. 1.15"
+            )
+
+    def assign(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> list[int] | None:
+        """The new owner of each partition, or None where moving them is not worth it."""
+        if workers < 2 or not any(throughput) or self._even(throughput, owners, workers):  # noqa: PLR2004 - one worker
+            return None
+        assigned = list(owners)
+        # Ties go to the worker with fewer partitions, then to the lower number, so that equal input gives equal output.
+        heap = [(0, 0, worker) for worker in range(workers)]
+        for index in sorted(range(len(throughput)), key=lambda each: (-throughput[each], each)):
+            load, owned, worker = heap[0]
+            assigned[index] = worker
+            heapq.heapreplace(heap, (load + throughput[index], owned + 1, worker))
+        return assigned if assigned != list(owners) else None
+
+    def _even(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> bool:
+        loads = [0] * workers
+        for index, owner in enumerate(owners):
+            loads[owner] += throughput[index]
+        return max(loads) < self.skip_ratio * min(loads)
+
+    def __str__(self) -> str:
+        return f"throughput_weighted({self.skip_ratio})"
+
+
+def throughput_weighted(skip_ratio: float = 1.15) -> ThroughputWeighted:
+    """A balancer that gives the busiest partition to the least loaded worker, and so on down.
+
+    Nothing moves while the busiest worker has less than `skip_ratio` times the load of the idlest.
+
+    Example:
+        >>> throughput_weighted().assign([90, 80, 10, 20], owners=[0, 0, 1, 1], workers=2)
+        [0, 1, 0, 1]
+    """
+    return ThroughputWeighted(skip_ratio)

@@ -45,11 +45,11 @@ html_show_copyright = False
 # -- the reference: a page for each area, made from the public names, so that none is missing --
 
 AREAS = [
-    ("configuration", "Configuration", ("config", "policies", "queue.selector", "queue.balancer")),
+    ("configuration", "Configuration", ("config", "policies")),
     ("queue", "Queue", ("queue", "config.handlers")),
-    ("manager", "Manager, schedulers and bridge", ("runtime",)),
+    ("manager", "Manager, schedulers and bridge", ("runtime", "bridge")),
     ("errors", "Errors", ("errors",)),
-    ("durable", "Durable queue", ("durable",)),
+    ("durable", "Durable queue", ("durable", "leases")),
     ("export", "Export", ("export", "sinks")),
     ("intake", "Intake", ("intake",)),
     ("spark", "Spark", ("spark",)),

@@ -9,12 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.durable import DurableQueue, inspect
+from batchqueue_async.durable import DurableQueue
+from batchqueue_async.durable.disk import inspect
 
 if TYPE_CHECKING:
     import argparse
 
-    from batchqueue_async.durable.inspect import Overview
+    from batchqueue_async.durable.disk.inspect import Overview
 
 _PREVIEW = 60
 _SECRETS = "show the payloads: they may hold what others must not see"

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from batchqueue_async.durable.config import Compression, Durability, DurableConfig, Order, Overflow
 from batchqueue_async.durable.dead_letters import DeadLetter
-from batchqueue_async.durable.durable_queue import DurableQueue
-from batchqueue_async.durable.lease import Lease, Record
-from batchqueue_async.durable.recovery import RecoveryReport
+from batchqueue_async.durable.disk.recovery import RecoveryReport
+from batchqueue_async.durable.queue import DurableQueue
 from batchqueue_async.durable.stats import DurableStats
+from batchqueue_async.leases.lease import Lease, Record
 
 __all__ = [
     "Compression",

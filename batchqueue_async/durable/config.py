@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from batchqueue_async.durable import compression as codecs
-from batchqueue_async.durable.format import DATA_START, FOOTER, MAX_FRAME, frame_size
-from batchqueue_async.durable.frame import ALWAYS, INTERVAL, OS
+from batchqueue_async.durable.disk import compression as codecs
+from batchqueue_async.durable.disk.format import DATA_START, FOOTER, MAX_FRAME, frame_size
+from batchqueue_async.durable.state.frame import ALWAYS, INTERVAL, OS
 from batchqueue_async.errors import ConfigError
 
 if TYPE_CHECKING:

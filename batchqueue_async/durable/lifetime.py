@@ -10,17 +10,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from batchqueue_async.durable import compression, recovery
-from batchqueue_async.durable.admission import Admission
 from batchqueue_async.durable.config import RANKS
-from batchqueue_async.durable.format import MAX_FRAME, frame_size
-from batchqueue_async.durable.graveyard import Graveyard
-from batchqueue_async.durable.leasing import Leasing
-from batchqueue_async.durable.loader import Loader
-from batchqueue_async.durable.pending import Pending
-from batchqueue_async.durable.pump import Pump
-from batchqueue_async.durable.state import QueueState
-from batchqueue_async.durable.writer import Writer
+from batchqueue_async.durable.disk import compression, recovery
+from batchqueue_async.durable.disk.format import MAX_FRAME, frame_size
+from batchqueue_async.durable.read.graveyard import Graveyard
+from batchqueue_async.durable.read.leasing import Leasing
+from batchqueue_async.durable.read.loader import Loader
+from batchqueue_async.durable.state.admission import Admission
+from batchqueue_async.durable.state.queue_state import QueueState
+from batchqueue_async.durable.write.pending import Pending
+from batchqueue_async.durable.write.pump import Pump
+from batchqueue_async.durable.write.writer import Writer
 from batchqueue_async.errors import DurableQueueError, ForkedError, QueueClosedError, WrongLoopError
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchqueue_async.durable.config import Durability, DurableConfig
-    from batchqueue_async.durable.durable_queue import DurableQueue
-    from batchqueue_async.durable.files import Files
-    from batchqueue_async.durable.recovery import RecoveryReport
-    from batchqueue_async.durable.worker import Runner
+    from batchqueue_async.durable.disk.files import Files
+    from batchqueue_async.durable.disk.recovery import RecoveryReport
+    from batchqueue_async.durable.io_thread import Runner
+    from batchqueue_async.durable.queue import DurableQueue
 
 _open_queues: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 

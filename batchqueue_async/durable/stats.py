@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from batchqueue_async.durable.state import QueueState
+    from batchqueue_async.durable.state.queue_state import QueueState
 
 
 @dataclass(slots=True)

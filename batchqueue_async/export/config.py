@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from batchqueue_async._support.checks import fail, kind, seconds, whole
 from batchqueue_async.durable.config import DurableConfig, Overflow
-from batchqueue_async.export.checks import fail, kind, seconds, whole
 from batchqueue_async.export.policies import (
     AdaptivePolicy,
     BatchPolicy,

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async import log
+from batchqueue_async._support import log
 from batchqueue_async.errors import QueueClosedError
-from batchqueue_async.export.delivery import Courier
-from batchqueue_async.export.failover import Failover
-from batchqueue_async.export.feeding import Feeder
-from batchqueue_async.export.gate import Gate
-from batchqueue_async.export.memory_queue import MemoryQueue
-from batchqueue_async.export.opening import Opening
-from batchqueue_async.export.pipeline import Pipeline
-from batchqueue_async.export.retry import Backoff, Budget
-from batchqueue_async.export.scaling import EWMA, Scaler, moved
-from batchqueue_async.export.send_queue import DiskQueue, decoder, durable_config, record_key
+from batchqueue_async.export.control.backoff import Backoff, Budget
+from batchqueue_async.export.control.concurrency import EWMA, Scaler, moved
+from batchqueue_async.export.control.send_gate import Gate
+from batchqueue_async.export.delivery.failover import Failover
+from batchqueue_async.export.delivery.opening import Opening
+from batchqueue_async.export.delivery.pipeline import Pipeline
+from batchqueue_async.export.delivery.puller import Feeder
+from batchqueue_async.export.delivery.sender import Courier
+from batchqueue_async.export.send_queue.disk import DiskQueue, decoder, durable_config, record_key
+from batchqueue_async.export.send_queue.memory import MemoryQueue
 from batchqueue_async.export.stats import Counts
 from batchqueue_async.sinks.base import is_concurrent
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from batchqueue_async.durable.durable_queue import DurableQueue
+    from batchqueue_async.durable.queue import DurableQueue
     from batchqueue_async.export.config import ExportConfig
-    from batchqueue_async.export.gate import Pass
-    from batchqueue_async.export.parcel import Parcel
-    from batchqueue_async.export.send_queue import SendQueue
+    from batchqueue_async.export.control.send_gate import Pass
+    from batchqueue_async.export.delivery.in_flight import Parcel
+    from batchqueue_async.export.send_queue.disk import SendQueue
     from batchqueue_async.sinks.base import Sink
 
 _CANCEL_GRACE = 0.25

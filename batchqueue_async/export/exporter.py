@@ -13,8 +13,8 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
-from batchqueue_async import forks, log
-from batchqueue_async.durable.durable_queue import DurableQueue
+from batchqueue_async._support import forks, log
+from batchqueue_async.durable.queue import DurableQueue
 from batchqueue_async.errors import (
     ConfigError,
     DiskFullError,
@@ -31,7 +31,7 @@ from batchqueue_async.sinks.base import Sink
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from batchqueue_async.export.breaker import BreakerState
+    from batchqueue_async.export.control.breaker import BreakerState
 
 
 class Exporter:

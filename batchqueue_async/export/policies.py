@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.export.checks import fail, kind, number, seconds, whole
+from batchqueue_async._support.checks import fail, kind, number, seconds, whole
 from batchqueue_async.policies import available_cpus
 
 if TYPE_CHECKING:

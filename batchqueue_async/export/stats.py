@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from batchqueue_async.durable.stats import DurableStats
-    from batchqueue_async.export.breaker import BreakerState
+    from batchqueue_async.export.control.breaker import BreakerState
 
 
 class Counts:

@@ -8,27 +8,27 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from batchqueue_async import log
+from batchqueue_async._support import log
+from batchqueue_async._support.log import describe
 from batchqueue_async.config import BufferStrategy, Handler, QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
-from batchqueue_async.policies import WorkerPolicy
-from batchqueue_async.queue.closing import Closing
+from batchqueue_async.policies import TypeHash, WorkerPolicy
 from batchqueue_async.queue.delivering import Delivering
-from batchqueue_async.queue.dispatch import Dispatcher, Entry, describe
+from batchqueue_async.queue.dispatch import Dispatcher, Entry
 from batchqueue_async.queue.drain import DrainRules, Worker
 from batchqueue_async.queue.partition import Partition
-from batchqueue_async.queue.placement import Placement
 from batchqueue_async.queue.rebalance import Rebalancer
-from batchqueue_async.queue.selector import TypeHash
+from batchqueue_async.queue.router import Placement
+from batchqueue_async.queue.shutdown import Closing
 from batchqueue_async.queue.stats import Histogram, PartitionStats, QueueStats, ShutdownReport, Sizes, WorkerStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchqueue_async.queue.selector import Selector
+    from batchqueue_async.bridge.sync_queue import SyncQueue
+    from batchqueue_async.policies import Selector
     from batchqueue_async.queue.stats import Tally
     from batchqueue_async.queue.waits import Turns
-    from batchqueue_async.runtime.sync_queue import SyncQueue
 
 T = TypeVar("T")
 _TYPE = type  # add_handler's parameter hides the builtin

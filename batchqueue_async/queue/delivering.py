@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from batchqueue_async.errors import DeadlockError, DeliveryError, ItemDroppedError, QueueClosedError
-from batchqueue_async.queue.closing import merged
 from batchqueue_async.queue.producing import Producing
+from batchqueue_async.queue.shutdown import merged
 from batchqueue_async.queue.waits import Wait, break_circle
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import inspect
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from batchqueue_async import log
+from batchqueue_async._support import log
+from batchqueue_async._support.log import describe
 from batchqueue_async.errors import UnhandledTypeError
 from batchqueue_async.queue.waits import Turns
 
@@ -24,17 +25,6 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.stats import Sizes, Tally
 
 T = TypeVar("T")
-
-
-def describe(error: BaseException) -> dict[str, str]:
-    """An error as fields of a log event: its type and place, never its text, which may quote an item."""
-    place = "unknown"
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        place = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
-        trace = trace.tb_next
-    return {"error": type(error).__qualname__, "where": place}
 
 
 class Entry(Generic[T]):

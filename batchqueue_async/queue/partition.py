@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from batchqueue_async.queue.drain import Worker
-    from batchqueue_async.queue.moves import Transit
+    from batchqueue_async.queue.migration import Transit
     from batchqueue_async.queue.waits import Wait, Watch
 
 T = TypeVar("T")

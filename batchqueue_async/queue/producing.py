@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from batchqueue_async.config import BufferStrategy, QueueConfig
 from batchqueue_async.errors import DeadlockError, WrongLoopError
+from batchqueue_async.policies import RoundRobin
 from batchqueue_async.queue.buffer import Lane
 from batchqueue_async.queue.drain import Worker, current_round
-from batchqueue_async.queue.moves import Transit
+from batchqueue_async.queue.migration import Transit
 from batchqueue_async.queue.partition import Partition
-from batchqueue_async.queue.selector import RoundRobin
 from batchqueue_async.queue.stats import Tally
 from batchqueue_async.queue.waits import Wait, break_circle, circle
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from batchqueue_async.queue.batch_queue import Door
     from batchqueue_async.queue.line import Waiter
-    from batchqueue_async.queue.placement import Place, Placement
+    from batchqueue_async.queue.router import Place, Placement
 
 T = TypeVar("T")
 

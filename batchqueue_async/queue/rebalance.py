@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from batchqueue_async import log
-from batchqueue_async.queue.dispatch import describe
+from batchqueue_async._support import log
+from batchqueue_async._support.log import describe
 
 if TYPE_CHECKING:
     import asyncio

@@ -10,12 +10,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from batchqueue_async import forks, log
+from batchqueue_async._support import forks, log
 from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError, QueueExistsError
 from batchqueue_async.queue.batch_queue import BatchQueue
-from batchqueue_async.queue.closing import CANCEL_GRACE
-from batchqueue_async.runtime.asking import AskedTooLongError, answer, answer_async, start
+from batchqueue_async.queue.shutdown import CANCEL_GRACE
+from batchqueue_async.runtime.loop_calls import AskedTooLongError, answer, answer_async, start
 from batchqueue_async.runtime.scheduler import Scheduler, stop_all
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from batchqueue_async import log
+from batchqueue_async._support import log
 from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
 from batchqueue_async.runtime.scheduler import new_event_loop
 

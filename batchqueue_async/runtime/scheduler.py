@@ -12,10 +12,10 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from batchqueue_async import log
+from batchqueue_async._support import log
 from batchqueue_async.errors import ForkedError, QueueClosedError, WrongLoopError
 from batchqueue_async.queue.waits import Turns
-from batchqueue_async.runtime.asking import start
+from batchqueue_async.runtime.loop_calls import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

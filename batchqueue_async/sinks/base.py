@@ -135,7 +135,7 @@ class KeyedSink(Sink, Protocol):
     """A sink that carries an idempotency key with each record.
 
     Example:
-        >>> from batchqueue_async.sinks.sqlite import SqliteSink
+        >>> from batchqueue_async.sinks.sqlite.sink import SqliteSink
         >>> isinstance(SqliteSink("rows.db"), KeyedSink)
         True
     """

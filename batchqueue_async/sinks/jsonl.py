@@ -16,11 +16,18 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from batchqueue_async import log
+from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, RetryableError
-from batchqueue_async.sinks.files import Staging, batch_name, make_directory, open_append, sync_directory, write_all
-from batchqueue_async.sinks.records import lines
-from batchqueue_async.sinks.worker import SinkThread
+from batchqueue_async.sinks._shared.files import (
+    Staging,
+    batch_name,
+    make_directory,
+    open_append,
+    sync_directory,
+    write_all,
+)
+from batchqueue_async.sinks._shared.records import lines
+from batchqueue_async.sinks._shared.thread import SinkThread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError, TooLargeError
-from batchqueue_async.sinks.extras import require
-from batchqueue_async.sinks.messages import MessageSink
-from batchqueue_async.sinks.secrets import Secret, redacted, resolve
-from batchqueue_async.sinks.tls import context
+from batchqueue_async.sinks._shared.extras import require
+from batchqueue_async.sinks._shared.messages import MessageSink
+from batchqueue_async.sinks._shared.secrets import Secret, redacted, resolve
+from batchqueue_async.sinks._shared.tls import context
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from batchqueue_async.sinks.tls import TlsOption
+    from batchqueue_async.sinks._shared.tls import TlsOption
 
 _SERVER_ERRORS = 500
 

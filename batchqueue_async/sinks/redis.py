@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError
-from batchqueue_async.sinks.extras import require
-from batchqueue_async.sinks.payloads import payload, verdict
-from batchqueue_async.sinks.records import row
-from batchqueue_async.sinks.secrets import Secret, redacted, resolve
-from batchqueue_async.sinks.tls import Tls
+from batchqueue_async.sinks._shared.extras import require
+from batchqueue_async.sinks._shared.payloads import payload, verdict
+from batchqueue_async.sinks._shared.records import row
+from batchqueue_async.sinks._shared.secrets import Secret, redacted, resolve
+from batchqueue_async.sinks._shared.tls import Tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from batchqueue_async.sinks._shared.tls import TlsOption
     from batchqueue_async.sinks.base import SendResult
-    from batchqueue_async.sinks.tls import TlsOption
 
 # What Redis says while it can't take writes: it starts, is out of memory, its disk fails, it is a replica.
 _LATER = ("LOADING", "OOM", "MISCONF", "READONLY", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from batchqueue_async.spark import door
+from batchqueue_async.spark import requirements
 
-door.check()
+requirements.check()
 
 from batchqueue_async.spark.data_source import BatchQueueDataSource  # noqa: E402 - after the check of what it needs
 from batchqueue_async.spark.driver_sink import DriverSink, DriverStats  # noqa: E402

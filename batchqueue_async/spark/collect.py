@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from batchqueue_async import log
-from batchqueue_async.spark.door import need
+from batchqueue_async._support import log
+from batchqueue_async.spark.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator

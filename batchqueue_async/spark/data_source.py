@@ -18,11 +18,11 @@ from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
-from batchqueue_async import log
+from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks.base import Attempt, BatchKey, StagingSink
-from batchqueue_async.spark.executor import Part, worker
 from batchqueue_async.spark.options import Options, as_options, read_options
+from batchqueue_async.spark.part_writer import Part, worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

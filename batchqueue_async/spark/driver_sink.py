@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from batchqueue_async import log
+from batchqueue_async._support import log
 from batchqueue_async.config import QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks.base import BatchKey, Sink
-from batchqueue_async.spark import host
+from batchqueue_async.spark import process_bridge
 from batchqueue_async.spark.collect import Collector
 from batchqueue_async.spark.exporting import route_to
 from batchqueue_async.spark.feed import feed
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
+    from batchqueue_async.bridge.sync_queue import SyncQueue
     from batchqueue_async.config import Handler
     from batchqueue_async.queue.stats import QueueStats
-    from batchqueue_async.runtime.sync_queue import SyncQueue
     from batchqueue_async.spark.rows import Rows
 
 _ITEM_TYPES: dict[object, type] = {"dict": dict, "tuple": tuple}
@@ -121,7 +121,7 @@ class DriverSink:
             raise ConfigError(f"DriverSink {name!r}: config.consumer is given; give it as DriverSink(..., consumer=)")
         if self._kind is None:  # with handlers, those of one type come one after the other anyway
             check_order(f"DriverSink {name!r}", self._target, base)
-        self._config, self._unit = host.sized(name, base, rows_in_flight, whole=rows == "batch")
+        self._config, self._unit = process_bridge.sized(name, base, rows_in_flight, whole=rows == "batch")
         self._ledger_path = ledger
         self._source = source
         self._collect_bytes = collect_bytes
@@ -182,7 +182,7 @@ class DriverSink:
 
     def _deliver(self, frame: Any, key: BatchKey | None) -> tuple[int, bool]:
         """Take all rows through the queue; how many there were, and whether they were not in before."""
-        route, bridge = self._route, host.bridge()
+        route, bridge = self._route, process_bridge.bridge()
         bridge.call(route.begin, key)
         try:
             fed = feed(
@@ -231,11 +231,11 @@ class DriverSink:
             return
         self._ledger = ledger_at(self._ledger_path)
         self._route = route_to(self._target)
-        host.bridge().call(self._route.open)
+        process_bridge.bridge().call(self._route.open)
         if self._kind is None:
-            self._queue = host.free_queue(self.name, replace(self._config, consumer=self._route))
+            self._queue = process_bridge.free_queue(self.name, replace(self._config, consumer=self._route))
         else:
-            self._queue = host.shared_queue(self.name, self._config)
+            self._queue = process_bridge.shared_queue(self.name, self._config)
             self._queue.add_handler(self._kind, self._route)
         self._started = True
 
@@ -248,8 +248,8 @@ class DriverSink:
         with self._turn:
             if self._started:
                 self._started = False
-                host.leave_queue(self._queue.name)
-                host.bridge().call(self._route.close)
+                process_bridge.leave_queue(self._queue.name)
+                process_bridge.bridge().call(self._route.close)
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from batchqueue_async import log
+from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, LockedError
 from batchqueue_async.export.exporter import Exporter
 from batchqueue_async.sinks.base import Sink

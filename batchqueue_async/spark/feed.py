@@ -11,8 +11,8 @@ from batchqueue_async.errors import DeliveryError, Failure, QueueClosedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from batchqueue_async.runtime.bridge import SyncBridge
-    from batchqueue_async.runtime.sync_queue import SyncQueue
+    from batchqueue_async.bridge.sync_bridge import SyncBridge
+    from batchqueue_async.bridge.sync_queue import SyncQueue
     from batchqueue_async.spark.route import Route
 
 _USUAL_THRESHOLD = 2_000  # of Python 3.13; 700 before

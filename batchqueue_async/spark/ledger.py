@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.sinks.files import make_directory, replace_file
+from batchqueue_async.sinks._shared.files import make_directory, replace_file
 
 if TYPE_CHECKING:
     import os

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from batchqueue_async import log
+from batchqueue_async._support import log
 from batchqueue_async.queue.stats import Distribution, Histogram
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from batchqueue_async.export import BatchPolicy, BreakerPolicy, ExportConfig, Re
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
 from batchqueue_async.sinks.base import Sink, StagingSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
-from batchqueue_async.sinks.sqlite import SqliteSink
-from batchqueue_async.spark import host
+from batchqueue_async.sinks.sqlite.sink import SqliteSink
+from batchqueue_async.spark import process_bridge
 from batchqueue_async.spark.route import check_order
 from batchqueue_async.spark.rows import check_rows
 
@@ -133,7 +133,7 @@ def read_options(given: Options) -> WriteOptions:
     config = QueueConfig[Any](**queue)
     config.validate("batchqueue")
     rows = _rows(options.get("rows", default))
-    host.sized("batchqueue", config, rows_in_flight, whole=rows == "batch")
+    process_bridge.sized("batchqueue", config, rows_in_flight, whole=rows == "batch")
     return WriteOptions(sink, rows, rows_in_flight, config, export, options)
 
 

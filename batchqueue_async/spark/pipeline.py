@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from pyspark.sql import functions as f
 
-from batchqueue_async.sinks.sqlite import SqliteSink
+from batchqueue_async.sinks.sqlite.sink import SqliteSink
 from batchqueue_async.spark.driver_sink import DriverSink
 
 if TYPE_CHECKING:

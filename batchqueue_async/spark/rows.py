@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.spark.door import need
+from batchqueue_async.spark.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,7 +14,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 try:
     import atheris
@@ -25,15 +25,16 @@ MARKER = b"\x01\x02\x03\x04\x05\x06\x07\x08"
 
 if atheris is not None and __name__ == "__main__":
     with atheris.instrument_imports(include=["batchqueue_async.durable"]):
-        for name in ("acklog", "dead_letters", "recovery", "scan"):
+        for name in ("disk.acklog", "dead_letters", "disk.recovery", "disk.scan"):
             import_module(f"batchqueue_async.durable.{name}")
 
 from durable_kit import ROOT, RecordingFiles  # noqa: E402 - after the path, and after the instrumentation
 
-from batchqueue_async.durable import acklog, dead_letters, recovery, segment  # noqa: E402
-from batchqueue_async.durable import format as fmt  # noqa: E402
-from batchqueue_async.durable.checksum import crc32  # noqa: E402
-from batchqueue_async.durable.scan import scan  # noqa: E402
+from batchqueue_async.durable import dead_letters  # noqa: E402
+from batchqueue_async.durable.disk import acklog, recovery, segment  # noqa: E402
+from batchqueue_async.durable.disk import format as fmt  # noqa: E402
+from batchqueue_async.durable.disk.checksum import crc32  # noqa: E402
+from batchqueue_async.durable.disk.scan import scan  # noqa: E402
 
 HEADER = fmt.SegmentHeader(bytes(range(16)), 7, 1, MARKER, 1_700_000_000_000_000_000)
 

@@ -9,7 +9,8 @@ import pytest
 from durable_kit import ROOT, RecordingFiles, flip, segments
 
 from batchqueue_async.cli.main import main
-from batchqueue_async.durable import DurableConfig, DurableQueue, inspect, segment
+from batchqueue_async.durable import DurableConfig, DurableQueue
+from batchqueue_async.durable.disk import inspect, segment
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batchqueue_async.durable import acklog
+from batchqueue_async.durable.disk import acklog
 from batchqueue_async.errors import DiskFullError, DurableQueueError
 from batchqueue_async.testing import VirtualTimeLoop, run_virtual
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from durable_kit import ROOT, RecordingFiles, drain, opened
 
-from batchqueue_async.durable import format as fmt
+from batchqueue_async.durable.disk import format as fmt
 
 SEGMENT = ROOT / "seg-000000000001.bqs"
 

@@ -13,7 +13,7 @@ import pytest
 from durable_kit import ROOT, RecordingFiles, drain, eventually, flip, io_error, opened, segments
 
 from batchqueue_async.durable import DurableConfig, DurableQueue
-from batchqueue_async.durable import format as fmt
+from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.errors import CorruptionError, DiskFullError, LockedError
 
 

@@ -13,11 +13,11 @@ from durable_kit import ROOT, RecordingFiles, drain, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchqueue_async.durable import acklog, compression
-from batchqueue_async.durable import format as fmt
-from batchqueue_async.durable.acklog import Entry
-from batchqueue_async.durable.ranges import RangeSet
-from batchqueue_async.durable.table import Segment, merge_attempts
+from batchqueue_async.durable.disk import acklog, compression
+from batchqueue_async.durable.disk import format as fmt
+from batchqueue_async.durable.disk.acklog import Entry
+from batchqueue_async.durable.state.ranges import RangeSet
+from batchqueue_async.durable.state.table import Segment, merge_attempts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "durable"
 MARKER = b"\x01\x02\x03\x04\x05\x06\x07\x08"
@@ -201,7 +201,7 @@ def test_attempts_are_the_highest_of_each_record(entries, settled):
 
 
 async def test_a_hint_is_made_small_again(monkeypatch):
-    from batchqueue_async.durable import state
+    from batchqueue_async.durable.state import queue_state as state
 
     monkeypatch.setattr(state, "_COMPACT", 200)
     files = RecordingFiles()

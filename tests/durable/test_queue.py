@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from durable_kit import ROOT, GatedRunner, RecordingFiles, drain, eventually, opened
 
-from batchqueue_async.durable import DurableConfig, DurableQueue, compression
+from batchqueue_async.durable import DurableConfig, DurableQueue
 from batchqueue_async.durable.config import memory_limit
+from batchqueue_async.durable.disk import compression
 from batchqueue_async.errors import (
     ConfigError,
     DiskFullError,
@@ -650,7 +651,7 @@ async def test_a_missing_extra_names_the_pip_command(monkeypatch):
 def test_without_the_faster_checksum_it_is_zlibs(monkeypatch):
     import zlib
 
-    from batchqueue_async.durable import checksum
+    from batchqueue_async.durable.disk import checksum
 
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
     assert checksum._fastest() is zlib.crc32

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchqueue_async as bq
-from batchqueue_async.export.breaker import REFUSED, Breaker
-from batchqueue_async.export.retry import Backoff
+from batchqueue_async.export.control.backoff import Backoff
+from batchqueue_async.export.control.breaker import REFUSED, Breaker
 from batchqueue_async.testing import advance, settle
 
 

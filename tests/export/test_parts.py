@@ -16,12 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import batchqueue_async as bq
 from batchqueue_async.cli.main import main
-from batchqueue_async.export import codec, sizing
-from batchqueue_async.export.breaker import REFUSED, Breaker
-from batchqueue_async.export.gate import Gate
-from batchqueue_async.export.outcome import Verdict, judge, reason
-from batchqueue_async.export.retry import Backoff, Budget
-from batchqueue_async.export.scaling import Scaler
+from batchqueue_async.export import sizing
+from batchqueue_async.export.control.backoff import Backoff, Budget
+from batchqueue_async.export.control.breaker import REFUSED, Breaker
+from batchqueue_async.export.control.concurrency import Scaler
+from batchqueue_async.export.control.send_gate import Gate
+from batchqueue_async.export.delivery.classify import Verdict, judge, reason
+from batchqueue_async.export.send_queue import codec
 
 # --- the breaker
 

@@ -12,7 +12,7 @@ from durable_kit import RecordingFiles
 from export_kit import Destination, check, down, exporter, inline, script
 
 import batchqueue_async as bq
-from batchqueue_async.export.memory_queue import MemoryQueue
+from batchqueue_async.export.send_queue.memory import MemoryQueue
 from batchqueue_async.testing import advance, settle
 
 # --- the memory queue
@@ -317,7 +317,7 @@ async def test_a_batch_larger_than_the_queue_comes_in_in_parts(overflow, tmp_pat
 
 
 async def test_a_batch_larger_than_a_frame_is_put_in_parts(tmp_path, monkeypatch):
-    from batchqueue_async.export import send_queue
+    from batchqueue_async.export.send_queue import disk as send_queue
 
     monkeypatch.setattr(send_queue, "_PUT_BYTES", 1_000)
     sink = Destination()

@@ -180,7 +180,7 @@ async def test_bq_d_growth_during_a_hand_over_leaves_no_partition_unowned():
 
 def type_that_moves(old: int, new: int) -> type:
     """A type whose partition is another one when a queue grows from `old` to `new` partitions."""
-    from batchqueue_async.queue.selector import stable_type_hash
+    from batchqueue_async.policies import stable_type_hash
 
     return next(
         kind

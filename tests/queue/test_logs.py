@@ -10,7 +10,7 @@ import structlog
 from queue_tools import Item, make
 
 import batchqueue_async as bq
-from batchqueue_async import log
+from batchqueue_async._support import log
 from batchqueue_async.testing import RecordingHandler, advance, settle
 
 SECRET = "s3cr3t-payload"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchqueue_async as bq
-from batchqueue_async.queue.selector import stable_type_hash
+from batchqueue_async.policies import stable_type_hash
 
 ITEMS = st.one_of(st.none(), st.integers(), st.text(), st.binary(), st.tuples(st.integers(), st.text()))
 COUNTS = st.integers(1, 1000)

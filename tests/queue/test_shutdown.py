@@ -9,7 +9,7 @@ import pytest
 from queue_tools import Item, check, check_report, kinds, make, now, outcome
 
 import batchqueue_async as bq
-from batchqueue_async.queue.closing import CANCEL_GRACE
+from batchqueue_async.queue.shutdown import CANCEL_GRACE
 from batchqueue_async.testing import RecordingErrorHandler, RecordingHandler, advance, settle
 
 

@@ -18,7 +18,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from batchqueue_async.sinks.otlp_request import SIGNALS
+from batchqueue_async.sinks.otlp.request import SIGNALS
 
 
 class Program:

@@ -16,13 +16,13 @@ from servers.nats import NatsServer
 from servers.redis import RedisServer
 
 import batchqueue_async as bq
+from batchqueue_async.sinks._shared.connection import Held
+from batchqueue_async.sinks._shared.payloads import all_of, payload, verdict
+from batchqueue_async.sinks._shared.tls import Tls
 from batchqueue_async.sinks.amqp import AmqpSink
 from batchqueue_async.sinks.base import KeyedSink, Sink
-from batchqueue_async.sinks.held import Held
 from batchqueue_async.sinks.nats import NatsSink
-from batchqueue_async.sinks.payloads import all_of, payload, verdict
 from batchqueue_async.sinks.redis import RedisSink
-from batchqueue_async.sinks.tls import Tls
 from batchqueue_async.testing import FaultProxy, settle
 
 LIMIT = 20.0

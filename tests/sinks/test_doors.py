@@ -10,9 +10,9 @@ import subprocess
 import pytest
 
 import batchqueue_async as bq
-from batchqueue_async.sinks.extras import require
-from batchqueue_async.sinks.secrets import Secret, redacted, resolve
-from batchqueue_async.sinks.tls import Tls, context
+from batchqueue_async.sinks._shared.extras import require
+from batchqueue_async.sinks._shared.secrets import Secret, redacted, resolve
+from batchqueue_async.sinks._shared.tls import Tls, context
 
 VALUE = "pass:w0rd' #1"
 

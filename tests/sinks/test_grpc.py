@@ -16,15 +16,15 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from servers.grpc import GrpcServer
 
 import batchqueue_async as bq
+from batchqueue_async.sinks._shared.batch_key import batch_key
+from batchqueue_async.sinks._shared.secrets import Secret
+from batchqueue_async.sinks._shared.tls import Tls
 from batchqueue_async.sinks.base import KeyedSink, Sink
-from batchqueue_async.sinks.batch_key import batch_key
 from batchqueue_async.sinks.grpc import GrpcSink
-from batchqueue_async.sinks.grpc_channel import endpoint
-from batchqueue_async.sinks.grpc_status import error_for, retry_delay
+from batchqueue_async.sinks.grpc.channel import endpoint
+from batchqueue_async.sinks.grpc.status import error_for, retry_delay
 from batchqueue_async.sinks.otlp import OtlpSink
-from batchqueue_async.sinks.otlp_request import SIGNALS, Grouping
-from batchqueue_async.sinks.secrets import Secret
-from batchqueue_async.sinks.tls import Tls
+from batchqueue_async.sinks.otlp.request import SIGNALS, Grouping
 from batchqueue_async.testing import FaultProxy
 
 LIMIT = 10.0

@@ -17,14 +17,14 @@ import pytest
 from servers.http import HttpServer
 
 import batchqueue_async as bq
+from batchqueue_async.sinks._shared.batch_key import batch_key
+from batchqueue_async.sinks._shared.secrets import Secret
+from batchqueue_async.sinks._shared.tls import Tls
 from batchqueue_async.sinks.base import KeyedSink, Sink
-from batchqueue_async.sinks.batch_key import batch_key
 from batchqueue_async.sinks.http import HttpSink, item_statuses
-from batchqueue_async.sinks.http_formats import JsonArray, JsonLines, LokiPush
-from batchqueue_async.sinks.http_status import error_for, retry_after
-from batchqueue_async.sinks.remote_write import RemoteWrite, write_request
-from batchqueue_async.sinks.secrets import Secret
-from batchqueue_async.sinks.tls import Tls
+from batchqueue_async.sinks.http.formats import JsonArray, JsonLines, LokiPush
+from batchqueue_async.sinks.http.remote_write import RemoteWrite, write_request
+from batchqueue_async.sinks.http.status import error_for, retry_after
 from batchqueue_async.testing import FaultProxy
 
 TOKEN = "t0ken-of-the-test"

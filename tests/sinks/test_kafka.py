@@ -13,12 +13,12 @@ import pytest
 from kafka_tools import create, read
 
 import batchqueue_async as bq
-from batchqueue_async.sinks import kafka_client
+from batchqueue_async.sinks._shared.secrets import Secret
 from batchqueue_async.sinks.base import BatchKey, KeyedSink, TransactionalSink
 from batchqueue_async.sinks.kafka import KafkaSink
-from batchqueue_async.sinks.kafka_delivery import Batch, Partitioner, Undecided
-from batchqueue_async.sinks.kafka_messages import Encoder, Messages
-from batchqueue_async.sinks.secrets import Secret
+from batchqueue_async.sinks.kafka import client as kafka_client
+from batchqueue_async.sinks.kafka.delivery import Batch, Partitioner, Undecided
+from batchqueue_async.sinks.kafka.messages import Encoder, Messages
 
 pytestmark = pytest.mark.real_time
 
@@ -407,7 +407,7 @@ def test_undecided_keys_are_waited_for_once():
 
 
 def test_undecided_keys_are_bounded(monkeypatch):
-    monkeypatch.setattr("batchqueue_async.sinks.kafka_delivery._REMEMBERED", 3)
+    monkeypatch.setattr("batchqueue_async.sinks.kafka.delivery._REMEMBERED", 3)
     undecided = Undecided()
     undecided.keep([*"abcde"], [Batch(Future(), range(5))], "producer")
     assert len(undecided) == 3

@@ -7,7 +7,7 @@ import sys
 
 from test_examples import EXAMPLES, run
 
-from batchqueue_async.sinks.otlp_request import SIGNALS
+from batchqueue_async.sinks.otlp.request import SIGNALS
 
 
 def test_otlp_exporter_delivers_what_an_outage_left(grpc_server, tmp_path):

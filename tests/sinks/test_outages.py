@@ -17,10 +17,10 @@ from batchqueue_async.export.config import RetryPolicy
 from batchqueue_async.sinks.amqp import AmqpSink
 from batchqueue_async.sinks.grpc import GrpcSink
 from batchqueue_async.sinks.http import HttpSink
-from batchqueue_async.sinks.http_formats import JsonArray
+from batchqueue_async.sinks.http.formats import JsonArray
 from batchqueue_async.sinks.nats import NatsSink
 from batchqueue_async.sinks.otlp import OtlpSink
-from batchqueue_async.sinks.otlp_request import SIGNALS
+from batchqueue_async.sinks.otlp.request import SIGNALS
 from batchqueue_async.sinks.redis import RedisSink
 from batchqueue_async.testing import FaultProxy
 

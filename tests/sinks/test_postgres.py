@@ -19,11 +19,13 @@ import pyarrow as pa
 import pytest
 
 import batchqueue_async as bq
-from batchqueue_async.sinks import postgres_client, postgres_ledger, postgres_types
-from batchqueue_async.sinks.alike import Rows, alike
+from batchqueue_async.sinks._shared.secrets import Secret
+from batchqueue_async.sinks._shared.tabular import Rows, alike
 from batchqueue_async.sinks.base import Attempt, BatchKey, KeyedSink, StagingSink, TransactionalSink
 from batchqueue_async.sinks.postgres import PostgresSink
-from batchqueue_async.sinks.secrets import Secret
+from batchqueue_async.sinks.postgres import client as postgres_client
+from batchqueue_async.sinks.postgres import ledger as postgres_ledger
+from batchqueue_async.sinks.postgres import types as postgres_types
 
 pytestmark = pytest.mark.real_time
 

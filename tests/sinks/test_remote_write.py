@@ -8,7 +8,7 @@ import pytest
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.http import HttpSink
-from batchqueue_async.sinks.remote_write import RemoteWrite
+from batchqueue_async.sinks.http.remote_write import RemoteWrite
 
 
 @pytest.mark.real_time

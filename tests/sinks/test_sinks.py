@@ -26,7 +26,7 @@ from batchqueue_async.sinks.base import Attempt, BatchKey, KeyedSink, Sink, Stag
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.memory import MemorySink
 from batchqueue_async.sinks.sqlite import SqliteSink
-from batchqueue_async.sinks.sqlite_table import Table
+from batchqueue_async.sinks.sqlite.table import Table
 
 KEY = BatchKey("query-1", 3)
 

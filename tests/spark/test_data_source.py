@@ -14,9 +14,9 @@ from sessions import forget_last_commit
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
-from batchqueue_async.spark import BatchQueueDataSource, data_source, door
-from batchqueue_async.spark.executor import Worker, worker
+from batchqueue_async.spark import BatchQueueDataSource, data_source, requirements
 from batchqueue_async.spark.options import as_options
+from batchqueue_async.spark.part_writer import Worker, worker
 
 KEY = BatchKey("query", 0)
 
@@ -231,19 +231,19 @@ def test_an_older_spark_is_told_what_to_do(monkeypatch):
     with pytest.raises(bq.ConfigError, match=r"PySpark 4\.1"):
         BatchQueueDataSource({"sink": "jsonl", "path": "x"}).streamWriter(None, False)
     with pytest.raises(bq.ConfigError, match=r"found 3\.5\.1"):
-        door.check_version("3.5.1")
+        requirements.check_version("3.5.1")
 
 
 def test_a_missing_package_is_named_with_its_command():
     with pytest.raises(bq.ConfigError, match=r"needs no_such_package.*pip install 'batchqueue-async\[spark\]'"):
-        door.need("no_such_package.part")
+        requirements.need("no_such_package.part")
 
 
 def test_a_package_that_misses_one_of_its_own_says_which(tmp_path, monkeypatch):
     (tmp_path / "broken_package.py").write_text("import missing_dependency")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="missing_dependency"):
-        door.need("broken_package")
+        requirements.need("broken_package")
 
 
 # --- the parts, in this process

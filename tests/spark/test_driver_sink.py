@@ -20,7 +20,7 @@ from batchqueue_async.sinks.base import SendResult
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.memory import MemorySink
 from batchqueue_async.sinks.sqlite import SqliteSink
-from batchqueue_async.spark import DriverSink, collect, host
+from batchqueue_async.spark import DriverSink, collect, process_bridge
 
 ROWS_PER_BATCH = 40
 
@@ -444,4 +444,4 @@ def test_a_sink_travels_by_pickle_before_its_first_call(spark, tmp_path):
 
 
 def test_the_bridge_is_one_per_process():
-    assert host.bridge() is host.bridge()
+    assert process_bridge.bridge() is process_bridge.bridge()

@@ -12,9 +12,9 @@ import spark_sinks
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
 from batchqueue_async.sinks.memory import MemorySink
-from batchqueue_async.spark import BatchQueueDataSource, DriverSink, data_source, host
-from batchqueue_async.spark.executor import Worker
+from batchqueue_async.spark import BatchQueueDataSource, DriverSink, data_source, process_bridge
 from batchqueue_async.spark.options import as_options, read_options
+from batchqueue_async.spark.part_writer import Worker
 
 
 class Away(MemorySink):
@@ -95,10 +95,10 @@ def test_sinks_of_one_queue_share_an_exporter(spark):
 
 def test_an_exporter_that_is_open_elsewhere_is_refused(spark):
     exporter = bq.Exporter(MemorySink())
-    host.bridge().call(exporter.__aenter__)
+    process_bridge.bridge().call(exporter.__aenter__)
     with DriverSink("open", consumer=exporter) as sink, pytest.raises(bq.ConfigError, match="is open already"):
         sink(numbers(spark, 1))
-    host.bridge().call(exporter.shutdown)
+    process_bridge.bridge().call(exporter.shutdown)
 
 
 def test_a_policy_that_may_drop_rows_is_told(spark, logs):
@@ -127,7 +127,7 @@ def worker(sink, monkeypatch, **options):
 
 
 def close(made):
-    host.bridge().call(made._lasting.close)
+    process_bridge.bridge().call(made._lasting.close)
 
 
 def test_a_part_is_delivered_through_an_exporter(monkeypatch):

@@ -14,10 +14,10 @@ import pytest
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
-from batchqueue_async.spark import BatchQueueDataSource, collect, data_source, door
-from batchqueue_async.spark.executor import Worker
+from batchqueue_async.spark import BatchQueueDataSource, collect, data_source, requirements
 from batchqueue_async.spark.ledger import FileLedger
 from batchqueue_async.spark.options import as_options
+from batchqueue_async.spark.part_writer import Worker
 from batchqueue_async.spark.rows import converter
 
 BATCH = pa.RecordBatch.from_pydict({"value": [1, 2], "name": ["a", None]})
@@ -27,10 +27,10 @@ BATCH = pa.RecordBatch.from_pydict({"value": [1, 2], "name": ["a", None]})
 
 
 def test_pandas_is_looked_for_and_not_imported(monkeypatch):
-    monkeypatch.setattr(door, "find_spec", lambda name: None)
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
     with pytest.raises(bq.ConfigError, match=r"needs pandas.*pip install 'batchqueue-async\[spark\]'"):
-        door.check()
-    code = "import sys, batchqueue_async.spark.executor; sys.exit('pandas' in sys.modules)"
+        requirements.check()
+    code = "import sys, batchqueue_async.spark.part_writer; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -13,8 +13,8 @@ import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
 from batchqueue_async.sinks.memory import MemorySink
 from batchqueue_async.spark import BatchQueueDataSource, data_source, feed
-from batchqueue_async.spark.executor import Worker
 from batchqueue_async.spark.options import as_options
+from batchqueue_async.spark.part_writer import Worker
 
 KEY = BatchKey("query", 0)
 

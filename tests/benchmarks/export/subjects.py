@@ -11,8 +11,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import batchqueue_async as bq
+from batchqueue_async.export.delivery.in_flight import Parcel
 from batchqueue_async.export.engine import Engine
-from batchqueue_async.export.parcel import Parcel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

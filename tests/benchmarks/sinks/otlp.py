@@ -23,8 +23,8 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.otlp import OtlpSink
-from batchqueue_async.sinks.otlp_request import SIGNALS
-from batchqueue_async.sinks.otlp_values import message, messages
+from batchqueue_async.sinks.otlp.request import SIGNALS
+from batchqueue_async.sinks.otlp.values import message, messages
 
 from .measuring import Comparison, Row, compare
 

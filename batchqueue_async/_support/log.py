@@ -1,0 +1,60 @@
+"""Log events of the library: through structlog where the program configured it, else through `logging`.
+
+A program that never configured structlog would get every event printed; so without a configuration events go to the
+`logging` logger "batchqueue_async", whose rules every program knows. Events carry names and numbers, never an item.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import structlog
+
+_structured: Any = structlog.get_logger("batchqueue_async")
+_plain = logging.getLogger("batchqueue_async")
+_METHODS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning", logging.ERROR: "error"}
+
+
+def _emit(level: int, event: str, fields: dict[str, Any]) -> None:
+    # Logging runs the program's own code (filters, processors, handlers, reprs). Whatever that raises, the work that
+    # is being logged goes on: an event may be lost, an item may not.
+    try:
+        if structlog.is_configured():
+            # By the level's own method: a plain `BoundLogger` has no `log` that takes a level.
+            getattr(_structured, _METHODS[level])(event, **fields)
+        elif _plain.isEnabledFor(level):
+            _plain.log(level, "%s %s", event, " ".join(f"{name}={value!r}" for name, value in fields.items()))
+    except Exception:  # noqa: BLE001, S110 - there is no place left to report it
+        pass
+
+
+def debug(event: str, **fields: Any) -> None:
+    """Tell a detail of the library's work."""
+    _emit(logging.DEBUG, event, fields)
+
+
+def info(event: str, **fields: Any) -> None:
+    """Tell a step in the life of a queue or scheduler."""
+    _emit(logging.INFO, event, fields)
+
+
+def warning(event: str, **fields: Any) -> None:
+    """Tell what the user may want to change."""
+    _emit(logging.WARNING, event, fields)
+
+
+def error(event: str, **fields: Any) -> None:
+    """Tell what went wrong."""
+    _emit(logging.ERROR, event, fields)
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """An error as fields of a log event: its type and place, never its text, which may quote an item."""
+    place = "unknown"
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return {"error": type(error).__qualname__, "where": place}

@@ -1,0 +1,200 @@
+"""A background event loop for programs that have threads and no loop: `SyncBridge`.
+
+Handlers stay async and run on the bridge's loop; only the callers are elsewhere, and use each queue by its `SyncQueue`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from batchqueue_async._support import forks, log
+from batchqueue_async.bridge.sync_queue import SyncQueue, as_coroutine
+from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
+from batchqueue_async.policies import WorkerPolicy
+from batchqueue_async.queue.shutdown import CANCEL_GRACE
+from batchqueue_async.runtime.loop_calls import AskedTooLongError, answer
+from batchqueue_async.runtime.manager import LOOP_GRACE, BatchQueueManager
+from batchqueue_async.runtime.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from types import TracebackType
+
+    from batchqueue_async.config import QueueConfig
+    from batchqueue_async.queue.batch_queue import BatchQueue
+    from batchqueue_async.queue.stats import ShutdownReport
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_bridge_numbers = itertools.count(1)
+
+
+class SyncBridge:
+    """An event loop in a background thread, with queues for programs that have threads and no loop.
+
+    The thread starts with the first call that needs it. Leave the `with` block, or call `close`, to handle what is
+    left; a program that exits without has the same done for it, within each queue's `drain_timeout`.
+
+    Args:
+        manager: a manager whose queues to serve; without one the bridge has its own.
+
+    Example:
+        >>> import batchqueue_async as bq
+        >>> async def handle(batch: list[str]) -> None:
+        ...     print(len(batch), "lines")
+        >>> with bq.SyncBridge() as bridge:
+        ...     lines = bridge.get_or_create("lines", bq.QueueConfig(consumer=handle))
+        ...     for line in ("a", "b", "c"):
+        ...         lines.produce(line)
+        ...     lines.flush(timeout=5)
+        True
+        True
+        True
+        3 lines
+    """
+
+    def __init__(self, manager: BatchQueueManager | None = None) -> None:
+        self._own_manager = manager is None
+        self._manager = manager or BatchQueueManager()
+        self._lock = threading.Lock()
+        self._home: Scheduler | None = None
+        self._closed = False
+        self._forked = False
+        forks.watch(self)
+        self.name = f"bridge-{next(_bridge_numbers)}"
+
+    @property
+    def manager(self) -> BatchQueueManager:
+        """The manager that knows the bridge's queues."""
+        return self._manager
+
+    def after_fork(self) -> None:
+        """In a forked child: a lock that another thread held would stay locked."""
+        self._lock = threading.Lock()
+        self._forked = True
+
+    def _check(self) -> None:
+        if self._forked:
+            raise ForkedError(
+                f"{self.name} was made before this process was forked, and its loop's thread did not come along; "
+                "make a new SyncBridge in the child"
+            )
+        if self._closed:
+            raise QueueClosedError(f"{self.name} is closed; make a new SyncBridge")
+
+    def _scheduler(self) -> Scheduler:
+        self._check()
+        with self._lock:
+            self._check()
+            return self._start()
+
+    def _start(self) -> Scheduler:
+        if self._home is None:
+            self._home = Scheduler(self.name, WorkerPolicy.io_bound())
+            self._manager.close_at_exit()
+        return self._home
+
+    def get_or_create(
+        self, name: str, config: QueueConfig[T] | None = None, timeout: float | None = None
+    ) -> SyncQueue[T]:
+        """The queue of that name; made on the bridge's loop, or on the scheduler that `config` names."""
+        self._check()
+        existing = self._manager.get(name)
+        shared = config is not None and config.scheduler is not None
+        if shared or (existing is not None and not existing.ended):
+            return self._manager.get_or_create(name, config).bridge()
+        made = self.call(as_coroutine, self._make, name, config, timeout=timeout)
+        return cast("SyncQueue[T]", made)
+
+    def _make(self, name: str, config: QueueConfig[Any] | None) -> SyncQueue[Any]:
+        return self._manager.get_or_create(name, config).bridge()
+
+    def queue(self, name: str) -> SyncQueue[Any]:
+        """The queue of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        self._check()
+        queue = self._manager.get(name)
+        if queue is None:
+            raise ConfigError(f"queue {name!r}: there is none of that name; the manager has {self._manager.names()}")
+        return queue.bridge()
+
+    def call(self, function: Callable[..., Coroutine[Any, Any, R]], *arguments: Any, timeout: float | None = None) -> R:
+        """Run a coroutine function on the bridge's loop and return its result.
+
+        Raises:
+            TimeoutError: it took longer than `timeout` seconds; it was cancelled.
+        """
+        home = self._scheduler()
+        if home.is_current:
+            raise DeadlockError(
+                f"{self.name}: call was called on the bridge's own thread, which it would stop; await it"
+            )
+        try:
+            return answer(home.submit(function, *arguments), home.loop, timeout)
+        except AskedTooLongError:
+            called = getattr(function, "__qualname__", function)
+            raise TimeoutError(f"{self.name}: call: {called} took longer than {timeout} s; wait longer") from None
+
+    def close(self, timeout: float | None = None) -> dict[str, ShutdownReport]:
+        """Shut down the queues on the bridge's loop (all queues, if the manager is its own), and end the loop.
+
+        It returns within each queue's `drain_timeout`, or within `timeout` seconds, and a moment: what a handler that
+        does not end keeps from being handled is in the reports. A further call has nothing to do; in a forked child
+        there is nothing to close.
+
+        Raises:
+            DeadlockError: on the bridge's own thread, which it would end.
+        """
+        if self._forked:
+            return {}
+        home = self._home
+        if home is not None and home.is_current:
+            raise DeadlockError(
+                f"{self.name}: close was called on the bridge's own thread, which it would end; close it elsewhere"
+            )
+        with self._lock:
+            self._closed = True
+            if self._home is None and self._own_manager and self._manager.queues():
+                self._start()  # for the queues on shared schedulers, a loop to wait on
+            home = self._home
+        if home is None or not home.running:
+            return {}
+        return self._end(home, timeout)
+
+    def _end(self, home: Scheduler, timeout: float | None) -> dict[str, ShutdownReport]:
+        mine = [queue for queue in self._manager.queues() if self._own_manager or queue.loop is home.loop]
+        drain = max((queue.config.drain_timeout for queue in mine), default=0.0) if timeout is None else timeout
+        patience = max(0.0, drain) + CANCEL_GRACE + 2 * LOOP_GRACE
+        try:
+            reports = answer(home.submit(self._end_queues, mine, timeout), home.loop, patience)
+        except (AskedTooLongError, QueueClosedError):
+            log.error("loop_stalled", bridge=self.name, timeout=drain)
+            reports = {queue.name: queue.abandon() for queue in mine}
+            home.stop(LOOP_GRACE)
+        else:
+            home.stop()
+        if self._own_manager:
+            self._manager.closed_by_itself()
+        return reports
+
+    async def _end_queues(self, mine: list[BatchQueue[Any]], timeout: float | None) -> dict[str, ShutdownReport]:
+        if self._own_manager:
+            return await self._manager.shutdown_all(timeout)
+        reports = await asyncio.gather(*(queue.shutdown(timeout) for queue in mine))
+        self._manager.forget(mine)
+        return {report.name: report for report in reports}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,215 @@
+"""The bytes of format 1, and nothing else: pure functions between values and bytes.
+
+`docs/spec/durable-format.md` is the specification; names and order here follow it. Nothing in this module opens a
+file, and nothing trusts a length before the checksum that covers it.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from batchqueue_async.durable.disk import compression
+from batchqueue_async.durable.disk.checksum import crc32
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERSION = 1
+MAX_FRAME = 256 * 1024 * 1024
+MAX_RECORDS = 1 << 24
+
+SEGMENT_MAGIC = b"BQASEG\r\n"
+FOOTER_MAGIC = b"BQAEND\r\n"
+
+_SEGMENT = struct.Struct("<8sIHH16sQQ8sQ")
+_FRAME = struct.Struct("<8sIBBHIQQQIIII")
+_FOOTER = struct.Struct("<8sIHHQQQQQQQQ")
+_OFFSET = struct.Struct("<Q")
+
+SEGMENT_HEADER = _SEGMENT.size
+DATA_START = 2 * SEGMENT_HEADER
+FRAME_HEADER = _FRAME.size
+TABLE_ROW = 8
+FOOTER = _FOOTER.size
+
+GROUP = 1
+ATOMIC = 2
+
+_SYNCED = 1
+
+
+class SegmentHeader(NamedTuple):
+    """Who a segment is."""
+
+    queue_id: bytes
+    number: int
+    first_seq: int
+    marker: bytes
+    created_ns: int
+    version: int = VERSION
+
+
+class FrameHeader(NamedTuple):
+    """A frame's header, after its checksum was found right."""
+
+    kind: int
+    codec: int
+    records: int
+    first_seq: int
+    enqueued_ns: int
+    synced_seq: int
+    raw_size: int
+    body_size: int
+    table_crc: int
+    body_crc: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of the whole frame on disk."""
+        return FRAME_HEADER + TABLE_ROW * self.records + self.body_size
+
+
+class SegmentFooter(NamedTuple):
+    """What a sealed segment holds."""
+
+    number: int
+    first_seq: int
+    next_seq: int
+    records: int
+    frames: int
+    oldest_ns: int
+    newest_ns: int
+    data_end: int
+    synced: bool
+
+
+class DecodedFrame(NamedTuple):
+    """A frame's payloads: None stands where a record's checksum is wrong."""
+
+    payloads: list[bytes | None]
+    damaged: int
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """Both copies of a segment's header."""
+    fields = (header.queue_id, header.number, header.first_seq, header.marker, header.created_ns)
+    blank = _SEGMENT.pack(SEGMENT_MAGIC, 0, header.version, SEGMENT_HEADER, *fields)
+    one = _SEGMENT.pack(SEGMENT_MAGIC, crc32(blank[12:]), header.version, SEGMENT_HEADER, *fields)
+    return one + one
+
+
+def decode_segment_header(data: bytes) -> SegmentHeader | None:
+    """The first valid copy in the first 128 bytes of a file, or None."""
+    for start in (0, SEGMENT_HEADER):
+        copy = data[start : start + SEGMENT_HEADER]
+        if len(copy) < SEGMENT_HEADER:
+            return None
+        magic, crc, version, size, queue_id, number, first_seq, marker, created = _SEGMENT.unpack(copy)
+        if magic == SEGMENT_MAGIC and crc == crc32(copy[12:]) and size == SEGMENT_HEADER:
+            return SegmentHeader(queue_id, number, first_seq, marker, created, version)
+    return None
+
+
+def frame_size(count: int, raw_size: int) -> int:
+    """The most that a frame of `count` records and `raw_size` bytes takes on disk."""
+    return FRAME_HEADER + TABLE_ROW * count + raw_size
+
+
+def encode_frame(
+    payloads: Sequence[bytes],
+    *,
+    kind: int,
+    codec: int,
+    first_seq: int,
+    enqueued_ns: int,
+    synced_seq: int,
+    marker: bytes,
+    offset: int,
+) -> list[bytes]:
+    """A whole frame in pieces, for this offset of this segment and no other place."""
+    count = len(payloads)
+    # One interleaved pack for the table: lengths in the even places, checksums in the odd ones.
+    rows = [0] * (2 * count)
+    rows[::2] = map(len, payloads)
+    rows[1::2] = map(crc32, payloads)
+    raw_size = sum(rows[::2])
+    table = struct.pack(f"<{2 * count}I", *rows)
+    body: Sequence[bytes] = payloads
+    body_size, body_crc = raw_size, 0
+    if codec:
+        packed = compression.compress(codec, b"".join(payloads))
+        if len(packed) < raw_size:
+            body, body_size, body_crc = (packed,), len(packed), crc32(packed)
+        else:
+            codec = compression.NONE
+    fields = (kind, codec, 0, count, first_seq, enqueued_ns, synced_seq, raw_size, body_size, crc32(table), body_crc)
+    blank = _FRAME.pack(marker, 0, *fields)
+    crc = crc32(_OFFSET.pack(offset), crc32(blank[12:], crc32(marker)))
+    return [_FRAME.pack(marker, crc, *fields), table, *body]
+
+
+def decode_frame_header(data: bytes | memoryview, start: int, marker: bytes, offset: int) -> FrameHeader | None:
+    """The header at `start` of `data`, which is at `offset` of its file; None when it isn't a valid one."""
+    raw = bytes(data[start : start + FRAME_HEADER])
+    if len(raw) < FRAME_HEADER or raw[:8] != marker:
+        return None
+    fields = _FRAME.unpack(raw)
+    if fields[1] != crc32(_OFFSET.pack(offset), crc32(raw[12:], crc32(marker))):
+        return None
+    header = FrameHeader(fields[2], fields[3], *fields[5:])
+    sane = (
+        header.kind in (GROUP, ATOMIC)
+        and compression.known(header.codec)
+        and 0 < header.records <= MAX_RECORDS
+        and header.raw_size <= MAX_FRAME
+        and header.body_size <= header.raw_size
+    )
+    return header if sane else None
+
+
+def decode_frame_body(header: FrameHeader, data: memoryview) -> DecodedFrame | None:
+    """The payloads of the frame whose table and body are `data`; None when the table or a packed body is damaged."""
+    split = TABLE_ROW * header.records
+    table = data[:split]
+    if len(data) != split + header.body_size or crc32(table) != header.table_crc:
+        return None
+    rows = struct.unpack(f"<{2 * header.records}I", table)
+    sizes, crcs = rows[::2], rows[1::2]
+    if sum(sizes) != header.raw_size:
+        return None
+    body = data[split:]
+    if header.codec:
+        if crc32(body) != header.body_crc:
+            return None
+        unpacked = compression.decompress(header.codec, body, header.raw_size)
+        if unpacked is None:
+            return None
+        body = memoryview(unpacked)
+    ends = list(accumulate(sizes))
+    found: list[bytes] = [bytes(body[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    if tuple(map(crc32, found)) == crcs:
+        return DecodedFrame(list(found), 0)
+    checked = [payload if crc32(payload) == crc else None for payload, crc in zip(found, crcs, strict=True)]
+    return DecodedFrame(checked, checked.count(None))
+
+
+def encode_footer(footer: SegmentFooter, marker: bytes) -> bytes:
+    """A sealed segment's last 80 bytes."""
+    values = tuple(footer[:8])
+    blank = _FOOTER.pack(FOOTER_MAGIC, 0, _SYNCED if footer.synced else 0, 0, *values)
+    crc = crc32(_OFFSET.pack(footer.data_end), crc32(blank[12:], crc32(marker)))
+    return blank[:8] + struct.pack("<I", crc) + blank[12:]
+
+
+def decode_footer(data: bytes, marker: bytes, offset: int) -> SegmentFooter | None:
+    """The footer in `data`, which is at `offset` of its file; None when it isn't a valid one for that place."""
+    if len(data) != FOOTER or data[:8] != FOOTER_MAGIC:
+        return None
+    fields = _FOOTER.unpack(data)
+    if fields[1] != crc32(_OFFSET.pack(offset), crc32(data[12:], crc32(marker))):
+        return None
+    footer = SegmentFooter._make((*fields[4:], bool(fields[2] & _SYNCED)))
+    sane = footer.data_end == offset and footer.records <= footer.next_seq - footer.first_seq
+    return footer if sane else None

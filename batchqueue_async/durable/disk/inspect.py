@@ -1,0 +1,259 @@
+"""Looking at a queue's directory without owning it: nothing is written, nothing is locked for longer than a question.
+
+All of it is safe beside a running owner. What the owner is just doing may show as a torn tail or a file that has gone:
+`owner` says whether there is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async.durable import dead_letters
+from batchqueue_async.durable.disk import files, recovery, segment
+from batchqueue_async.durable.disk import format as fmt
+from batchqueue_async.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from batchqueue_async.durable.dead_letters import DeadLetter
+
+_NS = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentView:
+    """One segment as its header, footer and hint show it."""
+
+    name: str
+    number: int
+    first_seq: int
+    next_seq: int
+    records: int
+    unsettled: int
+    bytes: int
+    sealed: bool
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """A queue's directory."""
+
+    path: str
+    queue_id: str
+    owner: str | None
+    format: int
+    records: int
+    disk_bytes: int
+    free_bytes: int
+    next_seq: int
+    dead_letters: int
+    quarantined: tuple[str, ...]
+    segments: tuple[SegmentView, ...]
+    repairs: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Verification:
+    """Every frame of every segment, checked."""
+
+    segments: int = 0
+    frames: int = 0
+    records: int = 0
+    bytes: int = 0
+    damaged_records: int = 0
+    problems: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordView:
+    """One record as it is on the disk."""
+
+    seq: int
+    segment: int
+    offset: int
+    enqueued_at: float
+    settled: bool
+    payload: bytes
+
+
+def survey(path: Path) -> recovery.Survey:
+    """What opening the queue would find and do; nothing is done."""
+    _must_exist(path)
+    return recovery.Surveyor(files.OsFiles(), path).survey()
+
+
+def overview(path: Path) -> Overview:
+    """A queue's directory at a glance: headers, footers and hints are read, and the frames of what isn't sealed."""
+    found = survey(path)
+    system = files.OsFiles()
+    views: list[SegmentView] = []
+    for entry in found.segments:
+        name = segment.segment_name(entry.number)
+        with _reading(path / name) as descriptor:
+            if descriptor is None:
+                continue
+            header = segment.read_header(system, descriptor)
+            footer = segment.read_footer(system, descriptor, _size(path / name), entry.marker)
+        views.append(
+            SegmentView(
+                name=name,
+                number=entry.number,
+                first_seq=entry.first,
+                next_seq=entry.end,
+                records=entry.end - entry.first - entry.lost.count,
+                unsettled=entry.unsettled,
+                bytes=entry.size,
+                sealed=footer is not None,
+                created_at=header.created_ns * _NS if header is not None else 0.0,
+            )
+        )
+    dead = path / recovery.DEAD
+    buried = recovery.Surveyor(system, dead).survey().report.records if dead.is_dir() else 0
+    return Overview(
+        path=str(path),
+        queue_id=found.report.queue_id,
+        owner=files.held(path / recovery.LOCK),
+        format=fmt.VERSION,
+        records=found.report.records,
+        disk_bytes=found.report.disk_bytes,
+        free_bytes=system.free_bytes(path),
+        next_seq=found.next_seq,
+        dead_letters=buried,
+        quarantined=tuple(sorted(system.names(path / recovery.QUARANTINE))),
+        segments=tuple(views),
+        repairs=tuple(repair.words for repair in found.repairs),
+    )
+
+
+def verify(path: Path) -> Verification:
+    """Read and check everything, sealed segments too. What an owner is just writing counts as no problem."""
+    _must_exist(path)
+    result = Verification()
+    system = files.OsFiles()
+    owned = files.held(path / recovery.LOCK) is not None
+    numbers = segment.numbers(system.names(path))
+    for number in numbers:
+        _verify_segment(path, number, result, written=owned and number == numbers[-1])
+    return result
+
+
+def _verify_segment(path: Path, number: int, result: Verification, *, written: bool) -> None:
+    system = files.OsFiles()
+    name = segment.segment_name(number)
+    with _reading(path / name) as descriptor:
+        if descriptor is None:
+            return
+        header = segment.read_header(system, descriptor)
+        result.segments += 1
+        if header is None:
+            if not (written and _size(path / name) <= fmt.DATA_START):
+                result.problems.append({"segment": name, "problem": "no valid header"})
+            return
+        size = _size(path / name)
+        footer = segment.read_footer(system, descriptor, size, header.marker)
+        end = footer.data_end if footer is not None else size
+        result.bytes += size
+        walk = segment.Walk(system, descriptor, header.marker, start=fmt.DATA_START, end=end, next_seq=header.first_seq)
+        records = 0
+        for item in walk:
+            if isinstance(item, segment.Gap):
+                torn = footer is None and item.end == walk.end
+                if torn and written:
+                    continue
+                problem = "torn" if torn else "no valid frame"
+                result.problems.append({"segment": name, "problem": problem, "offset": item.offset, "end": item.end})
+                continue
+            result.frames += 1
+            bad = item.header.records if item.decoded is None else item.decoded.damaged
+            records += item.header.records
+            result.damaged_records += bad
+            if bad:
+                problem = f"{bad} of {item.header.records} records damaged"
+                result.problems.append({"segment": name, "problem": problem, "offset": item.offset, "end": item.end})
+        result.records += records
+        if footer is not None and end == walk.end > fmt.DATA_START and records < footer.records:
+            missing = footer.records - records
+            result.damaged_records += missing
+            result.problems.append({"segment": name, "problem": f"{missing} records missing that its footer counts"})
+
+
+def dump(path: Path, *, settled: bool = False) -> Iterator[RecordView]:
+    """The records on the disk, in order; with `settled`, also those that are acknowledged and not yet deleted."""
+    system = files.OsFiles()
+    for entry in survey(path).segments:
+        with _reading(path / segment.segment_name(entry.number)) as descriptor:
+            if descriptor is None:
+                continue
+            walk = segment.Walk(
+                system, descriptor, entry.marker, start=fmt.DATA_START, end=entry.data_end, next_seq=entry.first
+            )
+            for item in walk:
+                if isinstance(item, segment.Gap) or item.decoded is None:
+                    continue
+                for at, payload in enumerate(item.decoded.payloads):
+                    seq = item.header.first_seq + at
+                    done = seq in entry.settled
+                    if payload is not None and (settled or not done):
+                        yield RecordView(
+                            seq=seq,
+                            segment=entry.number,
+                            offset=item.offset,
+                            enqueued_at=item.header.enqueued_ns * _NS,
+                            settled=done,
+                            payload=payload,
+                        )
+
+
+def list_dead_letters(path: Path) -> Iterator[DeadLetter]:
+    """The dead letters, in order."""
+    _must_exist(path)
+    dead = path / recovery.DEAD
+    if dead.is_dir():
+        for record in dump(dead):
+            letter = dead_letters.decode(record.seq, record.payload)
+            if letter is not None:
+                yield letter
+
+
+def as_dict(view: Overview | Verification) -> dict[str, Any]:
+    """A view as plain data, for JSON."""
+    return asdict(view)
+
+
+class _reading:  # noqa: N801 - used as a function
+    """A descriptor for a file, or None when it has gone: a running owner deletes what is consumed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> int | None:
+        try:
+            self._descriptor = files.OsFiles().open_read(self._path)
+        except OSError:
+            self._descriptor = None
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            files.OsFiles().close(self._descriptor)
+
+
+def _size(path: Path) -> int:
+    """The size of a file; 0 when a running owner has deleted it by now."""
+    try:
+        return files.OsFiles().size(path)
+    except FileNotFoundError:
+        return 0
+
+
+def _must_exist(path: Path) -> None:
+    names = files.OsFiles().names(path)
+    if recovery.IDENTITY not in names and not segment.numbers(names):
+        raise CorruptionError(
+            f"{path}: no durable queue here: neither queue.id nor a segment; give the queue's directory"
+        )

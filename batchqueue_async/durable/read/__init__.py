@@ -1,0 +1,3 @@
+"""From the disk to consumers: leases, the reads that feed them, dead letters."""
+
+from __future__ import annotations

@@ -1,0 +1,391 @@
+"""From the backlog to consumers and back: leases, their time, and the disk reads that feed them. On the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async._support import log
+from batchqueue_async.durable.disk import quarantine
+from batchqueue_async.durable.read.rereading import Rereading
+from batchqueue_async.durable.state.dropping import Dropper
+from batchqueue_async.errors import QueueClosedError
+from batchqueue_async.leases.lease import Lease
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from pathlib import Path
+
+    from batchqueue_async.durable.disk.files import Files
+    from batchqueue_async.durable.io_thread import Runner
+    from batchqueue_async.durable.read.loader import Loader
+    from batchqueue_async.durable.state.backlog import Extent, Load
+    from batchqueue_async.durable.state.frame import Run
+    from batchqueue_async.durable.state.queue_state import QueueState
+    from batchqueue_async.durable.write.pump import Pump
+
+_READ = 4 << 20
+_SWEEP = 60.0
+
+
+class _Waiter:
+    __slots__ = ("expired", "future", "max_bytes", "max_records", "timer")
+
+    def __init__(self, future: asyncio.Future[Lease], max_records: int, max_bytes: int) -> None:
+        self.future = future
+        self.max_records = max_records
+        self.max_bytes = max_bytes
+        self.expired = False
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Leasing:
+    """Who waits for records, and who has them."""
+
+    def __init__(
+        self,
+        state: QueueState,
+        loader: Loader,
+        runner: Runner,
+        *,
+        files: Files,
+        path: Path,
+        clock: Callable[[], int],
+        pump: Callable[[], Pump],
+        bury: Callable[[list[Run], str], Awaitable[None]],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._state = state
+        self._rereading = Rereading(state)
+        self._dropper = Dropper(state)
+        self._loader = loader
+        self._runner = runner
+        self._files = files
+        self._path = path
+        self._clock = clock
+        self._pump = pump
+        self._bury = bury
+        self._waiters: deque[_Waiter] = deque()
+        self._leases: dict[int, Lease] = {}
+        self._reading = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._closed = False
+        self._newest_first = state.config.order == "freshest"
+        if state.config.max_age is not None:
+            self._arm_sweep()
+
+    # Leasing
+
+    async def lease(self, max_records: int, max_bytes: int, wait: float | None) -> Lease:
+        """The next records, waiting for them as long as `wait` allows; reading the disk is no waiting."""
+        if not self._waiters:
+            lease = self._grant(max_records, max_bytes)
+            if lease is not None:
+                return lease
+        waiter = _Waiter(self._loop.create_future(), max_records, max_bytes)
+        waiter.expired = wait is not None and wait <= 0
+        if wait is not None and wait > 0:
+            waiter.timer = self._loop.call_later(wait, self._time_over, waiter)
+        self._waiters.append(waiter)
+        self.serve()
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+                self._undo(waiter.future.result())
+            raise
+        finally:
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def serve(self) -> None:
+        """Give what is ready to those who wait, first come first served."""
+        while self._waiters:
+            waiter = self._waiters[0]
+            if waiter.future.done():
+                self._waiters.popleft()
+                continue
+            lease = self._grant(waiter.max_records, waiter.max_bytes)
+            if lease is not None:
+                self._waiters.popleft()
+                waiter.future.set_result(lease)
+            elif self._reading:
+                return
+            else:
+                break
+        for waiter in [entry for entry in self._waiters if entry.expired]:
+            self._waiters.remove(waiter)
+            if not waiter.future.done():
+                waiter.future.set_result(Lease(self, [], 0.0))
+
+    def _grant(self, max_records: int, max_bytes: int) -> Lease | None:
+        runs = self._state.grant(max_records, max_bytes, self._clock())
+        self._read_on()
+        if not runs:
+            return None
+        lease = Lease(self, runs, self._loop.time() + self._state.config.lease_timeout, newest_first=self._newest_first)
+        self._leases[id(lease)] = lease
+        self._arm("lease", lease.deadline, self._expire)
+        self._pump().touch()
+        return lease
+
+    def _undo(self, lease: Lease) -> None:
+        self._leases.pop(id(lease), None)
+        runs, lease._runs = lease._runs, []
+        self._state.undo(runs)
+        self.serve()
+
+    def _time_over(self, waiter: _Waiter) -> None:
+        waiter.expired = True
+        self.serve()
+
+    def outstanding(self) -> Iterable[Run]:
+        """Every run that is leased."""
+        return [run for lease in self._leases.values() for run in lease._runs]
+
+    # What a lease asks for
+
+    def ack(self, lease: Lease, runs: list[Run]) -> int:
+        """Settle records of a lease."""
+        self._check()
+        self._settled(lease)
+        count = self._state.ack(runs)
+        self._after_change()
+        return count
+
+    def nack(self, lease: Lease, runs: list[Run], delay: float, reason: str) -> int:
+        """Give records of a lease back."""
+        self._check()
+        self._settled(lease)
+        due = self._loop.time() + delay if delay > 0 else None
+        self._state.give_back(runs, reason, due)
+        if due is not None and runs:
+            self._arm("delay", due, self._wake_delayed)
+        self._after_change()
+        return sum(run.high - run.low for run in runs)
+
+    async def bury(self, lease: Lease, runs: list[Run], reason: str) -> int:
+        """Move records of a lease to the dead letters, then settle them."""
+        self._check()
+        if not runs:
+            return 0
+        try:
+            await self._bury(runs, reason)
+        except BaseException:
+            # Cancelled or failed: they may be in the dead letters, and are still this lease's, or ready again.
+            if not self._closed and id(lease) in self._leases and self._leases[id(lease)] is lease:
+                lease._runs = sorted([*lease._runs, *runs])
+            elif not self._closed:
+                self._state.give_back(runs, reason, None)
+                self._after_change()
+            raise
+        self._settled(lease)
+        count = self._state.bury(runs, reason)
+        self._after_change()
+        return count
+
+    def extend(self, lease: Lease) -> None:
+        """Let a lease's time begin anew."""
+        self._check()
+        if self._leases.pop(id(lease), None) is not None:
+            lease.deadline = self._loop.time() + self._state.config.lease_timeout
+            self._leases[id(lease)] = lease
+
+    def _check(self) -> None:
+        if self._closed:
+            raise QueueClosedError(
+                f"durable queue {self._path}: closed; what its leases had not settled is delivered "
+                "after the next opening"
+            )
+
+    def _settled(self, lease: Lease) -> None:
+        if not lease._runs:
+            self._leases.pop(id(lease), None)
+
+    def _after_change(self) -> None:
+        pump = self._pump()
+        pump.touch()
+        pump.room_changed()
+        if self._waiters:
+            self.serve()
+
+    # Time
+
+    def _arm(self, name: str, when: float, call: Callable[[], None]) -> None:
+        timer = self._timers.get(name)
+        if timer is not None and timer.when() <= when:
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timers[name] = self._loop.call_at(when, self._fire, name, call)
+
+    def _fire(self, name: str, call: Callable[[], None]) -> None:
+        del self._timers[name]
+        call()
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        for key, lease in list(self._leases.items()):
+            # Insertion order is the order of the deadlines.
+            if lease.deadline > now:
+                self._arm("lease", lease.deadline, self._expire)
+                break
+            del self._leases[key]
+            runs, lease._runs = lease._runs, []
+            if runs:
+                self._state.counters.expired_leases += 1
+                log.warning(
+                    "durable_lease_expired", path=str(self._path), records=sum(run.high - run.low for run in runs)
+                )
+            self._state.give_back(runs, "lease_expired", None)
+        self._after_change()
+
+    def _wake_delayed(self) -> None:
+        state = self._state
+        if state.wake_delayed(self._loop.time()):
+            self._after_change()
+        if state.delayed:
+            self._arm("delay", state.delayed[0][0], self._wake_delayed)
+
+    def _arm_sweep(self) -> None:
+        age = self._state.config.max_age or 0.0
+        self._arm("sweep", self._loop.time() + min(_SWEEP, age / 2), self._sweep)
+
+    def _sweep(self) -> None:
+        if self._dropper.drop_aged(self._clock()):
+            self._after_change()
+        self._arm_sweep()
+
+    # Reading
+
+    def _read_on(self) -> None:
+        if self._reading or self._closed:
+            return
+        state = self._state
+        run = state.backlog.peek()
+        if run is not None and run.frame.payloads is None:
+            self._reading = True
+            number, offset = state.place(run.frame)
+            frame = run.frame
+            fetch = (number, state.segments[number].marker, (offset, offset + frame.stored), frame.first, 1 << 62)
+            self._submit(
+                number,
+                self._loader.load,
+                fetch,
+                lambda result, error, stale: self._fetched(run, result, error, stale=stale),
+            )
+            return
+        if state.gate is not None and state.gate.full:
+            return
+        load = state.backlog.next_load(_READ)
+        if load is None:
+            return
+        self._reading = load.extent.busy = True
+        extent = load.extent
+        marker = state.segments[extent.segment].marker
+        least = extent.floor if load.start == extent.start else 0
+        if load.offsets:
+            call: Callable[..., Any] = self._loader.index
+            arguments: tuple[Any, ...] = (extent.segment, marker, (load.start, load.end), least)
+        else:
+            call = self._loader.load
+            budget = 1 << 62 if self._newest_first else _READ
+            arguments = (extent.segment, marker, (load.start, load.end), least, budget)
+        self._submit(
+            extent.segment, call, arguments, lambda result, error, stale: self._loaded(load, result, error, stale=stale)
+        )
+
+    def _submit(
+        self,
+        number: int,
+        call: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        take: Callable[[Any, BaseException | None, bool], None],
+    ) -> None:
+        """Read; `take` gets what was found, and whether the writer has moved frames elsewhere meanwhile."""
+        state = self._state
+        moves = state.moves
+
+        def landed(result: Any, error: BaseException | None) -> None:
+            entry = state.segments.get(number)
+            if self._pump().busy and not self._closed and entry is not None and not entry.closed:
+                # The round under way may have moved what was looked for: what is missing counts when that is known.
+                self._pump().after_round(lambda: landed(result, error))
+            else:
+                take(result, error, state.moves != moves)
+
+        self._runner.submit(call, *arguments, done=landed)
+
+    def _fetched(self, run: Run, found: Any, error: BaseException | None, *, stale: bool) -> None:
+        self._reading = False
+        if self._closed:
+            return
+        if stale:
+            pass  # it is read again, where it is now
+        elif error is not None:
+            if not self._unreadable(run, error):
+                return
+        else:
+            frames = [entry for entry in found.frames if entry[0].first == run.frame.first]
+            if frames:
+                self._rereading.refetched(run, *frames[0])
+            else:
+                self._rereading.lose(run)
+                log.error("durable_records_damaged", path=str(self._path), records=run.high - run.low)
+        self.serve()
+        self._read_on()
+
+    def _loaded(self, load: Load, found: Any, error: BaseException | None, *, stale: bool) -> None:
+        self._reading = load.extent.busy = False
+        if self._closed:
+            return
+        if stale:
+            pass  # it is read again, where it is now
+        elif error is not None:
+            if not self._unreadable(load.extent, error):
+                return
+        elif load.offsets:
+            self._state.backlog.indexed(load, found)
+        else:
+            before = self._state.counters.damaged
+            number = load.extent.segment
+            self._rereading.loaded(load, found)
+            if found.gaps or self._state.counters.damaged > before:
+                records = self._state.counters.damaged - before
+                log.error("durable_records_damaged", path=str(self._path), segment=number, records=records)
+            for gap in found.gaps:
+                self._runner.submit(quarantine.copy_aside, self._files, self._path, number, gap, done=_ignore)
+        self.serve()
+        self._read_on()
+
+    def _unreadable(self, item: Extent | Run, error: BaseException) -> bool:
+        """Whether reading goes on with what comes after."""
+        if isinstance(error, OSError):
+            count = self._rereading.unreadable(item)
+            log.error("durable_records_unreadable", path=str(self._path), records=count, error=str(error))
+            return True
+        # Not the disk's fault but, for one, a codec that isn't installed: the caller can mend it, and is told.
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+        return False
+
+    # The end
+
+    def close(self) -> None:
+        """Nobody waits any longer; what is leased stays on the disk."""
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.future.done():
+                waiter.future.set_exception(QueueClosedError(f"durable queue {self._path}: closed while leasing"))
+
+
+def _ignore(_result: object, _error: BaseException | None) -> None:
+    """A copy for the quarantine is made if it can be."""

@@ -1,0 +1,324 @@
+"""Which record is next: a window of frames in memory, and extents of the disk for all the rest.
+
+Pure, and bounded: a backlog of any length is a window of at most `memory_bytes` and one extent per stretch of a
+segment. In `fifo` order the window is the front of the queue and new frames go past it to the disk when it is
+full. In `freshest` order it is the end of the queue, and the oldest frames leave it when it is full.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from batchqueue_async.durable.state.frame import Run
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Iterable
+
+    from batchqueue_async.durable.state.frame import Frame
+
+
+class Extent:
+    """Frames of one segment that are only on the disk: bytes `start` to `end`.
+
+    `first` to `stop` are the records that are still wanted; `floor`, the number that the frame at `start` may begin
+    with, is lower where dropping has ended inside a frame.
+    """
+
+    __slots__ = ("busy", "end", "first", "floor", "index", "newest_ns", "segment", "start", "stop")
+
+    def __init__(self, segment: int, place: tuple[int, int], seqs: tuple[int, int], newest_ns: int) -> None:
+        self.segment = segment
+        self.start, self.end = place
+        self.first, self.stop = seqs
+        self.floor = self.first
+        self.newest_ns = newest_ns
+        self.index: array[int] | None = None
+        self.busy = False
+
+
+class Load(NamedTuple):
+    """A piece of an extent to read; `offsets` asks for where its frames are instead."""
+
+    extent: Extent
+    start: int
+    end: int
+    offsets: bool = False
+
+
+def run_bytes(run: Run) -> int:
+    """The payload bytes of a run that are in memory."""
+    if run.frame.payloads is None:
+        return 0
+    if run.high - run.low == run.frame.count:
+        return run.frame.raw
+    return sum(map(len, run.frame.payloads[run.low : run.high]))
+
+
+class Backlog:
+    """The records that may be leased now, in the order in which they will be."""
+
+    def __init__(self, *, newest_first: bool, memory_bytes: int, memory_blocks: int) -> None:
+        self._newest_first = newest_first
+        self._memory_bytes = memory_bytes
+        self._memory_blocks = memory_blocks
+        self.window: deque[Run] = deque()
+        self.window_bytes = 0
+        self.extents: deque[Extent] = deque()
+        self._returned: list[tuple[int, Run]] = []
+        self.spilled = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.window or self.extents or self._returned)
+
+    # Frames come in
+
+    def add(self, frame: Frame) -> None:
+        """A frame that was just written."""
+        fits = self.window_bytes + frame.raw <= self._memory_bytes and len(self.window) < self._memory_blocks
+        if self._newest_first or (fits and not self.extents):
+            self._push(Run(frame.first, frame, 0, frame.count, 0))
+            self._shrink()
+        else:
+            self._spill_to_end(frame)
+
+    def add_extent(self, extent: Extent) -> None:
+        """Frames that are on the disk already, newer than all that are known."""
+        self.extents.append(extent)
+
+    def give_back(self, runs: Iterable[Run]) -> None:
+        """Runs that were leased, or delayed, and are to be delivered again."""
+        for run in runs:
+            size = run_bytes(run)
+            if self.window_bytes + size > self._memory_bytes:
+                self._return(run._replace(frame=run.frame.bare()))
+            else:
+                self._return(run)
+                self.window_bytes += size
+
+    def _return(self, run: Run) -> None:
+        heappush(self._returned, (-run.end if self._newest_first else run.seq, run))
+
+    def fetched(self, wanted: Run, frame: Frame) -> None:
+        """The payloads of a run that had left the memory have been read."""
+        for at, (key, run) in enumerate(self._returned):
+            if run is wanted:
+                fresh = run._replace(frame=frame)
+                self._returned[at] = (key, fresh)
+                self.window_bytes += run_bytes(fresh)
+
+    def _push(self, run: Run) -> None:
+        self.window.append(run)
+        self.window_bytes += run.frame.raw
+
+    def _shrink(self) -> None:
+        while len(self.window) > 1 and (
+            self.window_bytes > self._memory_bytes or len(self.window) > self._memory_blocks
+        ):
+            run = self.window[0]
+            if run.high - run.low < run.frame.count or run.attempts:
+                return  # a part of it is leased or settled: only whole fresh frames can be read again later
+            self.window.popleft()
+            self.window_bytes -= run.frame.raw
+            self._spill_to_end(run.frame)
+
+    def _spill_to_end(self, frame: Frame) -> None:
+        self.spilled += 1
+        frame.payloads = None
+        frame.gathered = []
+        end = frame.offset + frame.stored
+        stop = frame.first + frame.count
+        last = self.extents[-1] if self.extents else None
+        if last is not None and last.segment == frame.segment and last.end == frame.offset and not last.busy:
+            last.end, last.stop, last.newest_ns = end, stop, max(last.newest_ns, frame.enqueued_ns)
+            if last.index is not None:
+                last.index.append(frame.offset)
+        else:
+            self.extents.append(Extent(frame.segment, (frame.offset, end), (frame.first, stop), frame.enqueued_ns))
+
+    # Records go out
+
+    def take(self, max_records: int, max_bytes: int, *, at_least_one: bool = True) -> list[Run]:
+        """The next records within both limits, as far as they are in memory; the first may break that in bytes."""
+        taken: list[Run] = []
+        records, size = max_records, max_bytes
+        while records > 0 and (run := self.peek()) is not None and run.frame.payloads is not None:
+            count = run.high - run.low
+            whole = run_bytes(run)
+            if count > records or whole > size:
+                count, whole = self._fitting(run, records, size, first=at_least_one and not taken)
+                if not count:
+                    break
+            taken.append(self._pop(run, count, whole))
+            records -= count
+            size -= whole
+        return taken
+
+    def peek(self) -> Run | None:
+        """The run that is next; its payloads may have to be read first."""
+        if not self._returned:
+            if not self.window:
+                return None
+            return self.window[-1] if self._newest_first else self.window[0]
+        run = self._returned[0][1]
+        if self._newest_first and self.window and self.window[-1].end > run.end:
+            return self.window[-1]
+        return run
+
+    def _fitting(self, run: Run, records: int, size: int, *, first: bool) -> tuple[int, int]:
+        payloads = run.frame.payloads or []
+        sizes = [len(payload) for payload in payloads[run.low : run.high]]
+        if self._newest_first:
+            sizes.reverse()
+        count, total = 0, 0
+        for end in accumulate(sizes[:records]):
+            if end > size and (count or not first):
+                break
+            count, total = count + 1, end
+        return count, total
+
+    def _pop(self, run: Run, count: int, size: int) -> Run:
+        self.window_bytes -= size
+        returned = bool(self._returned) and self._returned[0][1] is run
+        if returned:
+            heappop(self._returned)
+        elif self._newest_first:
+            self.window.pop()
+        else:
+            self.window.popleft()
+        if count == run.high - run.low:
+            return run
+        if self._newest_first:
+            rest, taken = run.part(run.seq, run.end - count), run.part(run.end - count, run.end)
+        else:
+            rest, taken = run.part(run.seq + count, run.end), run.part(run.seq, run.seq + count)
+        if returned:
+            heappush(self._returned, (-rest.end if self._newest_first else rest.seq, rest))
+        elif self._newest_first:
+            self.window.append(rest)
+        else:
+            self.window.appendleft(rest)
+        return taken
+
+    # The disk comes back to memory
+
+    def next_load(self, size: int) -> Load | None:
+        """The piece of disk to read now, about `size` bytes of it, when the window runs low."""
+        if (
+            not self.extents
+            or self.window_bytes > self._memory_bytes // 2
+            or len(self.window) > self._memory_blocks // 2
+        ):
+            return None
+        if not self._newest_first:
+            extent = self.extents[0]
+            return Load(extent, extent.start, extent.end)
+        if self.window:
+            return None
+        extent = self.extents[-1]
+        if extent.index is None:
+            return Load(extent, extent.start, extent.end, offsets=True)
+        at = len(extent.index)
+        while at and extent.end - extent.index[at - 1] <= size:
+            at -= 1
+        at = min(at, len(extent.index) - 1)
+        return Load(extent, extent.index[at] if at > 0 else extent.start, extent.end)
+
+    def indexed(self, load: Load, offsets: array[int]) -> None:
+        """The offsets of an extent's frames have been read."""
+        load.extent.index = offsets
+
+    def loaded(self, load: Load, runs: list[Run], stopped_at: int, seqs: tuple[int, int]) -> None:
+        """A piece has been read up to `stopped_at`; it held `seqs`, and `runs` are what is left to deliver of them."""
+        extent = load.extent
+        if extent not in self.extents:
+            return  # it was dropped while it was read
+        self.window_bytes += sum(map(run_bytes, runs))
+        if self._newest_first:
+            self.window.extendleft(reversed(runs))
+            extent.end, extent.stop = load.start, seqs[0]
+            while extent.index and extent.index[-1] >= load.start:
+                extent.index.pop()
+        else:
+            self.window.extend(runs)
+            extent.start, extent.first, extent.floor = stopped_at, max(seqs[1], extent.first), seqs[1]
+        if extent.start >= extent.end:
+            self.extents.remove(extent)
+
+    def relocate(self, source: int, offset: int, first_seq: int, target: int, shift: int) -> None:
+        """Frames of `source` from `offset` on are now in `target`."""
+        moved: deque[Extent] = deque()
+        for extent in self.extents:
+            if extent.segment != source or extent.end <= offset:
+                moved.append(extent)
+                continue
+            start = max(extent.start, offset)
+            if extent.start < offset:
+                kept = Extent(
+                    source, (extent.start, offset), (min(extent.first, first_seq), first_seq), extent.newest_ns
+                )
+                kept.floor = extent.floor
+                moved.append(kept)
+            seqs = (max(extent.first, first_seq), extent.stop)
+            there = Extent(target, (start + shift, extent.end + shift), seqs, extent.newest_ns)
+            there.floor = max(extent.floor, first_seq)
+            moved.append(there)
+        self.extents = moved
+        for frame in {id(run.frame): run.frame for run in self.window}.values():
+            # In memory, but it may have to be found on the disk when it leaves.
+            if frame.segment == source and frame.offset >= offset:
+                frame.segment, frame.offset = target, frame.offset + shift
+
+    # Records are dropped
+
+    def drop_where(self, wanted: Callable[[Run], bool]) -> list[Run]:
+        """Take out the runs in memory that `wanted` says, oldest first."""
+        dropped = sorted(
+            [run for run in self.window if wanted(run)] + [run for _, run in self._returned if wanted(run)]
+        )
+        if dropped:
+            gone = {run.seq for run in dropped}
+            self.window = deque(run for run in self.window if run.seq not in gone)
+            self._returned = [entry for entry in self._returned if entry[1].seq not in gone]
+            self._returned.sort()
+            self.window_bytes -= sum(map(run_bytes, dropped))
+        return dropped
+
+    def oldest(self) -> Run | Extent | None:
+        """Whatever holds the oldest record that isn't leased."""
+        runs = [run for _, run in self._returned]
+        if self.window:
+            runs.append(self.window[0])
+        run = min(runs, default=None)
+        extent = self.extents[0] if self.extents else None
+        if run is None or extent is None:
+            return run or extent
+        return run if run.seq < extent.first else extent
+
+    def runs(self) -> Iterable[Run]:
+        """The runs that were leased before and wait to be delivered again."""
+        return [run for _, run in self._returned]
+
+    def forget(self, extent: Extent) -> None:
+        """An extent whose records are all settled, or can't be read."""
+        if extent in self.extents:
+            self.extents.remove(extent)
+
+    def forget_segment(self, number: int) -> None:
+        """A segment whose records are all settled, some of them perhaps since an earlier run, goes."""
+        if any(extent.segment == number for extent in self.extents):
+            self.extents = deque(extent for extent in self.extents if extent.segment != number)
+
+    def cut_out(self, low: int, high: int) -> list[Run]:
+        """Take the sequence numbers [low, high) out of memory; their runs, cut to that range. `low` begins a run."""
+        hit = self.drop_where(lambda run: run.seq < high and run.end > low)
+        cut: list[Run] = []
+        for run in hit:
+            cut.append(run.part(run.seq, min(high, run.end)))
+            if run.end > high:
+                self._return(rest := run.part(high, run.end))
+                self.window_bytes += run_bytes(rest)
+        return cut

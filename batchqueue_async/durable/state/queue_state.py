@@ -1,0 +1,400 @@
+"""Everything the queue knows, and every decision it takes. No await, no thread, no file: the loop calls it.
+
+The shell around it (`pump`, `leasing`, `durable_queue`) carries frames to the writer and back, and asks here what to
+do. Time comes in as arguments.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from batchqueue_async.durable.disk import acklog
+from batchqueue_async.durable.disk import format as fmt
+from batchqueue_async.durable.disk.acklog import Entry
+from batchqueue_async.durable.state.backlog import Backlog, Extent, run_bytes
+from batchqueue_async.durable.state.table import Segment
+from batchqueue_async.durable.stats import Counters
+from batchqueue_async.durable.write.writer import HintWrite, Outcome
+from batchqueue_async.leases.key_order import KeyGate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from batchqueue_async.durable.config import DurableConfig
+    from batchqueue_async.durable.disk.recovery import Survey
+    from batchqueue_async.durable.state.frame import Frame, Run
+    from batchqueue_async.durable.write.pending import Pending
+
+_NS = 1_000_000_000
+_COMPACT = 64 * 1024
+_COMPACT_RATIO = 4
+
+
+class QueueState:
+    """The segments, the backlog and the counts of one open queue."""
+
+    def __init__(self, config: DurableConfig, found: Survey, pending: Pending) -> None:
+        self.config = config
+        self.segments = {entry.number: entry for entry in found.segments}
+        self.touched = {entry.number for entry in found.segments if entry.pending}
+        self.next_seq = found.next_seq
+        self.newest = max(self.segments, default=-1)
+        self.backlog = Backlog(
+            newest_first=config.order == "freshest",
+            memory_bytes=config.memory_bytes,
+            memory_blocks=config.memory_blocks,
+        )
+        self.gate = KeyGate(config.key, config.key_lookahead) if config.key is not None else None
+        self.counters = Counters(recovered=found.report.records)
+        self.records = found.report.records
+        self.disk_bytes = found.report.disk_bytes
+        self.extra_bytes = 0
+        self.pending = pending
+        self.free_bytes: int | None = None
+        self.moves = 0
+        self.leased = 0
+        self.delayed: list[tuple[float, Run]] = []
+        self.emptied = {entry.number for entry in found.segments if not entry.unsettled}
+        for entry in found.segments:
+            entry.fresh_hint = entry.hint_bytes > 0
+            if entry.unsettled:
+                extent = Extent(
+                    entry.number, (fmt.DATA_START, entry.data_end), (entry.first, entry.end), entry.newest_ns
+                )
+                self.backlog.add_extent(extent)
+
+    @property
+    def delayed_records(self) -> int:
+        """Records that wait for the delay of their nack."""
+        return sum(run.high - run.low for _, run in self.delayed)
+
+    # Room
+
+    def room(self, records: int, size: int) -> str | None:
+        """Why there is no room for these, or None."""
+        config = self.config
+        if config.max_records is not None and self.records + self.pending.records + records > config.max_records:
+            return "max_records"
+        if self.disk_bytes + self.extra_bytes + self.pending.disk_bytes + size > config.usable_bytes:
+            return "max_bytes"
+        free = self.free_bytes
+        if config.min_free_bytes and free is not None and free - self.pending.disk_bytes - size < config.min_free_bytes:
+            return "min_free_bytes"
+        return None
+
+    def fits_ever(self, records: int, size: int) -> bool:
+        """Whether an empty queue would have room for these."""
+        limit = self.config.max_records
+        return (limit is None or records <= limit) and size <= self.config.usable_bytes
+
+    # The writer
+
+    def place(self, frame: Frame) -> tuple[int, int]:
+        """The segment and offset where a frame is now."""
+        number, offset = frame.segment, frame.offset
+        while (moved := self.segments[number].moved) is not None and offset >= moved[0]:
+            number, offset = moved[1], offset + moved[2]
+        return number, offset
+
+    def assign(self, frames: Iterable[Frame]) -> None:
+        """Give frames their sequence numbers; `applied` makes those of the written ones final."""
+        seq = self.next_seq
+        for frame in frames:
+            frame.first = seq
+            seq += frame.count
+
+    def applied(self, outcome: Outcome) -> list[Frame]:
+        """Take in what the writer has done; the frames that are safe now, which become ready."""
+        counters = self.counters
+        counters.rounds += 1
+        for part, seconds in outcome.seconds.items():
+            counters.seconds[part] = counters.seconds.get(part, 0.0) + seconds
+        counters.sync_errors += outcome.sync_errors
+        counters.syncs += outcome.synced
+        counters.rotations += len(outcome.opened)
+        self.free_bytes = outcome.free_bytes if outcome.free_bytes is not None else self.free_bytes
+        if outcome.shrunk is not None:
+            self.shrunk(outcome.shrunk)
+        self._follow(outcome)
+        done = outcome.round.frames[: outcome.done]
+        for frame in done:
+            self._written(frame)
+        for number, _, _ in outcome.closed:
+            if not self.segments[number].unsettled:
+                self.emptied.add(number)
+        if outcome.proven is not None:
+            self._note(
+                self.segments[outcome.proven[0]],
+                Entry(acklog.SYNCED, self.segments[outcome.proven[0]].first, outcome.proven[1]),
+            )
+        for number in outcome.hint_errors:
+            if number in self.segments:
+                self.segments[number].fresh_hint = True
+                self.touched.add(number)
+        return done
+
+    def _follow(self, outcome: Outcome) -> None:
+        """Which segments the writer has opened, closed and moved."""
+        for number, marker, first in outcome.opened:
+            self.segments[number] = Segment(number, marker, first, fmt.DATA_START)
+            self.disk_bytes += fmt.DATA_START
+            self.newest = number
+            self.emptied |= {entry.number for entry in self.segments.values() if _empty(entry)}
+        for number, _, size in outcome.closed:
+            entry = self.segments[number]
+            entry.closed = True
+            self._resize(entry, size)
+        for moved in outcome.moved:
+            self._move(moved.source, moved.offset, moved.first_seq, moved.target, moved.shift)
+
+    def _written(self, frame: Frame) -> None:
+        frame.segment, frame.offset = self.place(frame)
+        entry = self.segments[frame.segment]
+        entry.end = self.next_seq = frame.first + frame.count
+        entry.data_end = max(entry.data_end, frame.offset + frame.stored)
+        entry.newest_ns = max(entry.newest_ns, frame.enqueued_ns)
+        if not entry.closed:
+            self._resize(entry, entry.data_end)
+        self.records += frame.count
+        self.counters.put += frame.count
+        self.counters.put_bytes += frame.raw
+        self.backlog.add(frame)
+
+    def _resize(self, entry: Segment, size: int) -> None:
+        self.disk_bytes += size - entry.size
+        entry.size = size
+
+    def _move(self, source: int, offset: int, first_seq: int, target: int, shift: int) -> None:
+        self.moves += 1
+        old, new = self.segments[source], self.segments[target]
+        old.moved = (offset, target, shift)
+        if old.end > first_seq:
+            new.end = max(new.end, old.end)
+            new.data_end = max(new.data_end, old.data_end + shift)
+            new.settled, old.end = old.settled.split(first_seq), first_seq
+            new.attempts = [entry for entry in old.attempts if entry[1] > first_seq]
+            self._resize(new, max(new.size, new.data_end))
+        old.data_end = min(old.data_end, offset)
+        new.newest_ns = max(new.newest_ns, old.newest_ns)
+        self._resize(old, old.data_end)
+        for entry in (old, new):
+            entry.pending.clear()
+            entry.fresh_hint = True
+            self.touched.add(entry.number)
+        self.backlog.relocate(source, offset, first_seq, target, shift)
+
+    def shrinkable(self) -> tuple[int, bytes] | None:
+        """The newest segment and a footer, when all of its records are settled: its frames may go, its numbers stay."""
+        entry = self.segments.get(self.newest)
+        if entry is None or entry.unsettled or entry.data_end == fmt.DATA_START or self._referred(entry.number):
+            return None
+        times = (entry.newest_ns, entry.newest_ns)
+        footer = fmt.SegmentFooter(
+            entry.number, entry.first, self.next_seq, 0, 0, *times, data_end=fmt.DATA_START, synced=True
+        )
+        return entry.number, fmt.encode_footer(footer, entry.marker)
+
+    def shrunk(self, number: int) -> None:
+        """The newest segment is an empty, sealed one now."""
+        entry = self.segments[number]
+        entry.closed = True
+        entry.data_end = fmt.DATA_START
+        self._resize(entry, fmt.DATA_START + fmt.FOOTER)
+        self.emptied.add(number)
+
+    def deletable(self) -> list[int]:
+        """Segments whose file may go; they are forgotten here."""
+        gone: list[int] = []
+        for number in sorted(self.emptied):
+            entry = self.segments.get(number)
+            if entry is None:
+                self.emptied.discard(number)
+            elif _empty(entry) and number != self.newest and not self._referred(number):
+                self.emptied.discard(number)
+                self.backlog.forget_segment(number)
+                gone.append(number)
+                entry.deleted = True
+                self.disk_bytes -= entry.size + entry.hint_bytes
+                self.touched.discard(number)
+        return gone
+
+    def forget(self, numbers: list[int]) -> None:
+        """Segments that are deleted from the disk."""
+        for number in numbers:
+            self.segments.pop(number, None)
+
+    def undelete(self, numbers: list[int]) -> None:
+        """Segments whose deletion failed; it is tried again."""
+        for number in numbers:
+            entry = self.segments[number]
+            entry.deleted = False
+            self.disk_bytes += entry.size + entry.hint_bytes
+            self.emptied.add(number)
+
+    def _referred(self, number: int) -> bool:
+        # A frame of this segment moved on: its old place is looked up through here until its records are settled.
+        moved = self.segments[number].moved
+        return moved is not None and moved[1] in self.segments and bool(self.segments[moved[1]].unsettled)
+
+    def hints(self) -> list[HintWrite]:
+        """What to write beside the segments now."""
+        writes: list[HintWrite] = []
+        for number in sorted(self.touched):
+            entry = self.segments.get(number)
+            if entry is None or entry.deleted or not (entry.pending or entry.fresh_hint):
+                continue
+            compact = acklog.HEADER + acklog.ENTRY + 8 * len(entry.settled)
+            anew = entry.fresh_hint or entry.hint_bytes > max(_COMPACT, _COMPACT_RATIO * compact)
+            writes.append(self._hint(entry, anew=anew))
+        self.touched.clear()
+        self.counters.hint_writes += len(writes)
+        return writes
+
+    def _hint(self, entry: Segment, *, anew: bool) -> HintWrite:
+        if anew:
+            losses = [Entry(acklog.LOST, low, high) for low, high in entry.lost]
+            data = acklog.encode_header(entry.number, entry.marker)
+            data += acklog.encode_snapshot(entry.settled, entry.first, entry.marker)
+            data += acklog.encode_entries([*losses, *self._attempts(entry)], entry.first, entry.marker)
+            size = len(data)
+        else:
+            data = acklog.encode_entries(entry.pending, entry.first, entry.marker)
+            size = (entry.hint_bytes or acklog.HEADER) + len(data)
+        entry.pending.clear()
+        entry.fresh_hint = False
+        self.disk_bytes += size - entry.hint_bytes
+        entry.hint_bytes = size
+        return HintWrite(entry.number, entry.marker, data, anew)
+
+    def _attempts(self, entry: Segment) -> Iterable[Entry]:
+        for low, high, times in entry.attempts:
+            yield Entry(acklog.LEASED, low, high, times)
+        for run in [*self.outstanding(), *self.backlog.runs(), *(run for _, run in self.delayed)]:
+            if run.attempts and self.place(run.frame)[0] == entry.number:
+                yield Entry(acklog.LEASED, run.seq, run.end, run.attempts)
+
+    def outstanding(self) -> Iterable[Run]:
+        """The runs that are leased; the leasing half of the shell says so."""
+        return ()
+
+    # Leases
+
+    def grant(self, max_records: int, max_bytes: int, now_ns: int) -> list[Run]:
+        """The next records for a lease; those past `max_age` are dropped on the way."""
+        granted: list[Run] = []
+        while max_records > 0 and max_bytes > 0 and not (self.gate and self.gate.full and not self.backlog.runs()):
+            most = max_records if self.gate is None else min(max_records, self.gate.room)
+            runs = self.backlog.take(most, max_bytes, at_least_one=not granted)
+            if not runs:
+                break
+            runs = self._unexpired(runs, now_ns)
+            if self.gate is not None:
+                runs = self.gate.admit(runs)
+            granted += runs
+            if self.gate is None and self.config.max_age is None:
+                break  # nothing was filtered out: `take` has gone as far as the limits allow
+            max_records -= sum(run.high - run.low for run in runs)
+            max_bytes -= sum(map(run_bytes, runs))
+        leased = [run._replace(attempts=run.attempts + 1) for run in granted]
+        self._note_leases(leased)
+        return leased
+
+    def _note_leases(self, leased: list[Run]) -> None:
+        for run in leased:
+            self.leased += run.high - run.low
+            self._note(self.segments[self.place(run.frame)[0]], Entry(acklog.LEASED, run.seq, run.end, run.attempts))
+
+    def drop(self, runs: list[Run], reason: str) -> int:
+        """Records go for this reason; how many."""
+        dropped = self.settle(acklog.DROPPED, runs)
+        self.counters.dropped[reason] += dropped
+        return dropped
+
+    def _unexpired(self, runs: list[Run], now_ns: int) -> list[Run]:
+        cutoff = self.cutoff(now_ns)
+        if cutoff is None:
+            return runs
+        old = [run for run in runs if run.frame.enqueued_ns < cutoff]
+        self.drop(old, "max_age")
+        return [run for run in runs if run.frame.enqueued_ns >= cutoff]
+
+    def cutoff(self, now_ns: int) -> int | None:
+        """Records enqueued before this are past `max_age`."""
+        return None if self.config.max_age is None else now_ns - int(self.config.max_age * _NS)
+
+    def ack(self, runs: list[Run]) -> int:
+        """Leased records are done."""
+        self._unlease(runs)
+        count = self.settle(acklog.ACKED, runs)
+        self.counters.acked += count
+        self.counters.retry_successes += sum(run.high - run.low for run in runs if run.attempts > 1)
+        return count
+
+    def bury(self, runs: list[Run], reason: str) -> int:
+        """Leased records are in the dead letters now."""
+        self._unlease(runs)
+        count = self.settle(acklog.ACKED, runs)
+        self.counters.dead_lettered += count
+        self.counters.retry_failures[reason] += count
+        return count
+
+    def give_back(self, runs: list[Run], reason: str, due: float | None) -> None:
+        """Leased records are to be delivered again, at the loop time `due` or now."""
+        count = sum(run.high - run.low for run in runs)
+        self.counters.retries += count
+        self.counters.retry_failures[reason] += count
+        self.leased -= count
+        if due is None:
+            self._ready(runs)
+        else:
+            for run in runs:
+                heappush(self.delayed, (due, run))
+
+    def undo(self, runs: list[Run]) -> None:
+        """A lease that never reached its caller: its records are as they were."""
+        self.leased -= sum(run.high - run.low for run in runs)
+        self._ready([run._replace(attempts=run.attempts - 1) for run in runs])
+
+    def wake_delayed(self, now: float) -> bool:
+        """Make the records ready whose delay is over; whether there were any."""
+        due: list[Run] = []
+        while self.delayed and self.delayed[0][0] <= now:
+            due.append(heappop(self.delayed)[1])
+        self._ready(due)
+        return bool(due)
+
+    def _ready(self, runs: list[Run]) -> None:
+        freed = self.gate.release(runs) if self.gate is not None else []
+        self.backlog.give_back(runs)
+        self.backlog.give_back(freed)
+
+    def _unlease(self, runs: list[Run]) -> None:
+        for run in runs:
+            self.leased -= run.high - run.low
+        if self.gate is not None:
+            self.backlog.give_back(self.gate.release(runs))
+
+    def settle(self, kind: int, runs: list[Run]) -> int:
+        """Records are done for this reason; how many were not done before."""
+        count = 0
+        for run in runs:
+            count += self.settle_range(self.segments[self.place(run.frame)[0]], kind, run.seq, run.end)
+        return count
+
+    def settle_range(self, entry: Segment, kind: int, low: int, high: int) -> int:
+        """The same for a range of one segment."""
+        new = entry.settle(kind, low, high)
+        self.records -= new
+        self.touched.add(entry.number)
+        if entry.closed and not entry.unsettled:
+            self.emptied.add(entry.number)
+        return new
+
+    def _note(self, entry: Segment, what: Entry) -> None:
+        entry.note(what)
+        self.touched.add(entry.number)
+
+
+def _empty(entry: Segment) -> bool:
+    return entry.closed and not entry.unsettled and not entry.deleted

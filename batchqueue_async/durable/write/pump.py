@@ -1,0 +1,358 @@
+"""From `put` to the writer and back: what gathers while one round is written is the next round.
+
+Lives on the loop. The writer's thread sees a round only while it works on it, so there is no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async._support import log
+from batchqueue_async.durable.disk.files import NO_ROOM
+from batchqueue_async.durable.state.dropping import Dropper
+from batchqueue_async.durable.state.frame import ALWAYS, INTERVAL, Frame
+from batchqueue_async.durable.write.writer import Outcome, Round, Writer
+from batchqueue_async.errors import BatchQueueError, DiskFullError, DurableQueueError, QueueClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from batchqueue_async.durable.config import DurableConfig
+    from batchqueue_async.durable.io_thread import Runner
+    from batchqueue_async.durable.state.queue_state import QueueState
+
+DROPPED = -1
+_ROUND_BYTES = 32 << 20
+# Acknowledgements are a hint: they wait this long for a round of frames to travel with.
+_HINT_DELAY = 0.01
+_PROBE = 0.25
+
+
+class Pump:
+    """Gathers frames, sends rounds, and tells everybody what came of them."""
+
+    def __init__(
+        self,
+        state: QueueState,
+        writer: Writer,
+        runner: Runner,
+        *,
+        path: Path,
+        clock: Callable[[], int],
+        on_ready: Callable[[], None],
+        on_deleted: Callable[[list[int]], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._state = state
+        self._config: DurableConfig = state.config
+        self._writer = writer
+        self._runner = runner
+        self._path = path
+        self._clock = clock
+        self._on_ready = on_ready
+        self._on_deleted = on_deleted
+        self._pending = state.pending
+        self._pending.on_frame = self.kick
+        self.busy = False
+        self._scheduled = False
+        self._stalled = False
+        # Whatever makes a put ask the door first: quotas, a full disk, others that wait for room. 0: straight in.
+        self.guards = 0
+        self._sync_due = False
+        self._interval_dirty = False
+        self._last_write = 0.0
+        self._hints_due = 0.0
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._room_waiters: list[asyncio.Future[None]] = []
+        self._idle_waiters: list[asyncio.Future[None]] = []
+        self._after_this: list[Callable[[], None]] = []
+        self._ended = False
+
+    def withdraw(self, future: asyncio.Future[int]) -> None:
+        """The caller of a put was cancelled: the record goes, unless the writer has it already."""
+        if self._pending.withdraw(future):
+            self._end_stall()
+            self._wake_room()
+
+    # Rounds
+
+    @property
+    def freeing(self) -> bool:
+        """Whether a round is under way, or to come, that may free some room."""
+        return self.busy or bool(self._state.touched) or self._state.shrinkable() is not None
+
+    @property
+    def stalled(self) -> bool:
+        """Whether frames wait for room on a full disk."""
+        return self._stalled
+
+    def _stall(self, *, stalled: bool) -> None:
+        self.guards += stalled - self._stalled
+        self._stalled = stalled
+
+    def kick(self) -> None:
+        """Send a round after everybody who runs in this turn of the loop has had a say."""
+        if not self._scheduled and not self.busy and not self._ended:
+            self._scheduled = True
+            self._loop.call_soon(self._send)
+
+    def touch(self) -> None:
+        """There is something for the hints: soon, or with the next round."""
+        if not self.busy and "hints" not in self._timers:
+            self._after("hints", _HINT_DELAY, self.kick)
+
+    def _send(self, *, last: bool = False) -> None:
+        self._scheduled = False
+        if self.busy or self._ended:
+            return
+        state = self._state
+        work = Round(now_ns=self._clock(), last=last)
+        work.deletes = state.deletable()
+        if self._room_waiters or self.stalled or last:
+            work.shrink = None if self._pending.frames and not self.stalled else state.shrinkable()
+        if not self.stalled or "probe" not in self._timers:
+            work.frames = self._pending.take(_ROUND_BYTES)
+            state.assign(work.frames)
+        now = self._loop.time()
+        if last or self.stalled or self._room_waiters or now >= self._hints_due:
+            # Not with every round of a busy queue: the entries of some milliseconds join, and cost one write.
+            work.hints = state.hints()
+            self._hints_due = now + _HINT_DELAY
+            self._cancel("hints")
+        elif state.touched:
+            self._after("hints", self._hints_due - now, self.kick)
+        work.sync = self._sync_due or any(frame.rank == ALWAYS for frame in work.frames)
+        wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
+        if not wanted and not self._room_waiters:
+            return
+        self._sync_due = False
+        self.busy = True
+        self._runner.submit(self._writer.run, work, done=lambda result, error: self._done(work, result, error))
+
+    def _done(self, work: Round, outcome: Outcome | None, error: BaseException | None) -> None:
+        self.busy = False
+        if outcome is None:
+            # Not an OSError, so not the disk's: a fault of this library. Nobody may be left waiting for it.
+            log.error("durable_writer_failed", path=str(self._path), error=repr(error))
+            outcome = Outcome(work, error=OSError(0, f"the writer failed: {error!r}"))
+        state = self._state
+        gone = [number for number in work.deletes if number not in outcome.kept]
+        state.undelete(outcome.kept)
+        state.forget(gone)
+        if gone:
+            self._on_deleted(gone)
+        for frame in state.applied(outcome):
+            self._pending.settled(frame)
+            self._confirm(frame)
+        failed = work.frames[outcome.done :]
+        if outcome.error is not None:
+            self._report(outcome.error, len(failed))
+        if failed:
+            self._refuse(failed, outcome.error or OSError(0, "unknown"))
+        elif work.frames:
+            self._stall(stalled=False)
+        self._after_round(outcome)
+
+    def _tell_readers(self) -> None:
+        calls, self._after_this = self._after_this, []
+        for call in calls:
+            call()
+        if not self.stalled:
+            self._on_ready()
+
+    def _confirm(self, frame: Frame) -> None:
+        if frame.rank == INTERVAL:
+            self._interval_dirty = True
+        for seq, waiter in enumerate(frame.waiters, frame.first):
+            if not waiter.done():
+                waiter.set_result(seq)
+        frame.waiters = []
+
+    def after_round(self, call: Callable[[], None]) -> None:
+        """Call this when what the round under way has done is known."""
+        self._after_this.append(call)
+
+    def _after_round(self, outcome: Outcome) -> None:
+        if outcome.synced:
+            self._interval_dirty = False
+        if outcome.round.frames:
+            self._last_write = self._loop.time()
+        if outcome.dirty:
+            self._arm_syncs()
+        self._end_stall()
+        self._tell_readers()
+        self._wake_room()
+        if self._pending.frames or self._sync_due:
+            if not self.stalled or "probe" not in self._timers:
+                self.kick()
+        elif self._state.touched:
+            # What could not be written now is tried again with the next frames, or after a while.
+            self._after("hints", _PROBE if outcome.hint_errors else _HINT_DELAY, self.kick)
+        if not self.busy and not self._pending.frames:
+            waiters, self._idle_waiters = self._idle_waiters, []
+            for waiter in waiters:
+                _wake(waiter)
+
+    # Time
+
+    def _arm_syncs(self) -> None:
+        if self._interval_dirty:
+            self._after("sync", self._config.sync_interval, self._sync_now)
+        if self._config.stale_flush is not None:
+            self._after("stale", self._config.stale_flush, self._sync_stale)
+
+    def _after(self, name: str, delay: float, call: Callable[[], None]) -> None:
+        if name not in self._timers and not self._ended:
+            self._timers[name] = self._loop.call_later(delay, self._fire, name, call)
+
+    def _fire(self, name: str, call: Callable[[], None]) -> None:
+        self._timers.pop(name, None)
+        call()
+
+    def _cancel(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _sync_now(self) -> None:
+        self._sync_due = True
+        self.kick()
+
+    def _sync_stale(self) -> None:
+        idle = self._loop.time() - self._last_write
+        left = (self._config.stale_flush or 0.0) - idle
+        if left > 0:
+            self._after("stale", left, self._sync_stale)
+        else:
+            self._sync_now()
+
+    # Failure
+
+    def _report(self, error: OSError, count: int) -> None:
+        full = error.errno in NO_ROOM
+        if full:
+            self._state.counters.disk_full += 1
+        else:
+            self._state.counters.write_errors += 1
+        if not self.stalled:
+            event = "durable_disk_full" if full else "durable_write_failed"
+            log.warning(event, path=str(self._path), error=str(error), frames=count, overflow=self._config.overflow)
+
+    def _refuse(self, failed: list[Frame], error: OSError) -> None:
+        overflow = self._config.overflow
+        if error.errno not in NO_ROOM:
+            self._fail(
+                failed,
+                DurableQueueError(f"durable queue {self._path}: writing failed: {error}; nothing was put"),
+                error,
+            )
+        elif overflow == "drop_newest":
+            for frame in failed:
+                self._pending.settled(frame)
+                self._drop(frame)
+        elif overflow == "block" and not self._ended:
+            self._stall(stalled=True)
+            now = self._loop.time()
+            late = [frame for frame in failed if frame.deadline is not None and frame.deadline <= now]
+            self._pending.put_back([frame for frame in failed if frame not in late])
+            self._fail(late, self._full("block_timeout is over"), error)
+            self._after("probe", _PROBE, self.kick)
+        elif overflow == "drop_oldest" and Dropper(self._state).drop_oldest("disk_full", 0):
+            self._pending.put_back(failed)
+        else:
+            self._fail(
+                failed,
+                self._full("nothing can be dropped" if overflow == "drop_oldest" else "overflow='reject'"),
+                error,
+            )
+
+    def _end_stall(self) -> None:
+        # With every put cancelled there is nothing to probe the disk with: the next put finds out how it is.
+        if self.stalled and not self.busy and not self._pending.frames:
+            self._stall(stalled=False)
+
+    def _full(self, why: str) -> DiskFullError:
+        return DiskFullError(f"durable queue {self._path}: the disk is full ({why}); free some room, or set max_bytes")
+
+    def _fail(self, frames: list[Frame], error: BatchQueueError, cause: BaseException | None) -> None:
+        for frame in frames:
+            self._pending.settled(frame)
+            for waiter in frame.waiters:
+                if not waiter.done():
+                    raised = type(error)(str(error))
+                    raised.__cause__ = cause
+                    waiter.set_exception(raised)
+
+    def _drop(self, frame: Frame) -> None:
+        self._state.counters.dropped["newest"] += frame.count
+        for waiter in frame.waiters:
+            if not waiter.done():
+                waiter.set_result(DROPPED)
+
+    # Room
+
+    async def progress(self) -> None:
+        """Return after the next round, settlement or probe: a good moment to look for room again."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._room_waiters.append(waiter)
+        if not self.stalled:
+            if self._state.shrinkable() or self._state.touched:
+                self.kick()
+            self._after("room", _PROBE, self.kick)
+        try:
+            await waiter
+        finally:
+            if waiter in self._room_waiters:
+                self._room_waiters.remove(waiter)
+
+    def room_changed(self) -> None:
+        """Records were settled: that may be what a blocked put waits for."""
+        if self._room_waiters:
+            self._wake_room()
+            self.kick()
+
+    def _wake_room(self) -> None:
+        waiters, self._room_waiters = self._room_waiters, []
+        for waiter in waiters:
+            _wake(waiter)
+
+    # The end
+
+    async def drain(self) -> None:
+        """Return when everything that was accepted is written or refused, and the writer has closed its files."""
+        self._fail(
+            self._pending.empty() if self.stalled else [],
+            self._full("the queue was closed while puts were blocked"),
+            None,
+        )
+        self._stall(stalled=False)
+        self._wake_room()
+        await self._idle()
+        self._send(last=True)
+        await self._idle()
+        self._ended = True
+        for name in list(self._timers):
+            self._cancel(name)
+
+    def abandon(self) -> None:
+        """The closing was cancelled: whatever the writer hasn't got is not put."""
+        self._ended = True
+        error = QueueClosedError(f"durable queue {self._path}: its closing was cancelled; this was not put")
+        self._fail(self._pending.empty(), error, None)
+        self._wake_room()
+        for name in list(self._timers):
+            self._cancel(name)
+
+    async def _idle(self) -> None:
+        while self.busy or self._pending.frames:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._idle_waiters.append(waiter)
+            self.kick()
+            await waiter
+
+
+def _wake(waiter: asyncio.Future[Any]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

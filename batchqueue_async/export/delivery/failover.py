@@ -1,0 +1,139 @@
+"""A last place in memory for batches that ran out of attempts: bounded by count and bytes, the oldest makes room."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async.export.delivery.in_flight import Batch
+from batchqueue_async.export.send_queue.codec import sizes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchqueue_async.export.policies import FailoverPolicy
+
+
+class Entry(Batch):
+    """A batch in the failover queue. What is not settled of it stays there."""
+
+    __slots__ = ("delivered", "left", "size")
+
+    def __init__(self, records: list[Any], numbers: list[int], enqueued_ns: int) -> None:
+        super().__init__(records, numbers, attempts=2, enqueued_ns=enqueued_ns)
+        self.left = dict.fromkeys(range(len(records)))
+        self.delivered = 0
+        self.size = sum(sizes_of(records))
+
+    def attempts_by_place(self) -> list[int]:
+        """None: its attempts are over, and here nothing counts them."""
+        return [0] * len(self)
+
+    def ages(self, now_ns: int) -> list[float]:  # noqa: ARG002 - a batch of the send queue goes by it
+        """None, likewise."""
+        return [0.0] * len(self)
+
+    @property
+    def unsettled(self) -> int:
+        """Records that are still to be settled."""
+        return len(self.left)
+
+    async def ack(self, places: Sequence[int] | None = None) -> int:
+        """Delivered."""
+        done = self._settle(places)
+        self.delivered += done
+        return done
+
+    async def nack(
+        self,
+        delay: float,  # noqa: ARG002 - the next look into the queue is when it is sent again
+        places: Sequence[int] | None = None,  # noqa: ARG002
+        *,
+        reason: str,  # noqa: ARG002
+        counted: bool = True,  # noqa: ARG002
+    ) -> int:
+        """They stay."""
+        return 0
+
+    async def dead_letter(self, reason: str, places: Sequence[int] | None = None) -> int:  # noqa: ARG002
+        """Given up."""
+        return self._settle(places)
+
+    def _settle(self, places: Sequence[int] | None) -> int:
+        gone = list(self.left) if places is None else [place for place in places if place in self.left]
+        for place in gone:
+            del self.left[place]
+        return len(gone)
+
+    def rest(self) -> Entry:
+        """What is left of it, as an entry of its own."""
+        if len(self.left) == len(self):
+            return self
+        places = sorted(self.left)
+        return Entry([self.records[at] for at in places], [self.numbers[at] for at in places], self.enqueued_ns)
+
+
+class Failover:
+    """The queue.
+
+    Attributes:
+        size: bytes in it.
+        evicted: records that had to make room.
+    """
+
+    def __init__(self, policy: FailoverPolicy) -> None:
+        self._policy = policy
+        self._entries: deque[Entry] = deque()
+        self._out: Entry | None = None
+        self.size = 0
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._entries) + (self._out is not None)
+
+    @property
+    def records(self) -> int:
+        """Records in it, those under way included."""
+        return sum(map(len, self._entries)) + (self._out.unsettled if self._out is not None else 0)
+
+    @property
+    def oldest(self) -> int | None:
+        """The lowest number of a record in it."""
+        entries = [*self._entries, *([self._out] if self._out is not None else [])]
+        return min([min(entry.numbers) for entry in entries], default=None)
+
+    def add(self, batch: Batch, places: Sequence[int]) -> None:
+        """Keep the records at these places of a batch."""
+        entry = Entry(batch.take(places), [batch.numbers[place] for place in places], batch.enqueued_ns)
+        self._entries.append(entry)
+        self.size += entry.size
+        while len(self._entries) > self._policy.max_entries or self.size > self._policy.max_bytes:
+            gone = self._entries.popleft()
+            self.size -= gone.size
+            self.evicted += len(gone)
+
+    def take(self) -> Entry | None:
+        """The oldest entry, to be sent; `put_back` is to follow."""
+        self._out = self._entries.popleft() if self._entries else None
+        return self._out
+
+    def put_back(self) -> bool:
+        """The entry that was taken has been sent, as far as it went; whether nothing of it is left."""
+        entry, self._out = self._out, None
+        if entry is None:
+            return True
+        self.size -= entry.size
+        if not entry.left:
+            return True
+        rest = entry.rest()
+        self._entries.appendleft(rest)
+        self.size += rest.size
+        return False
+
+    def take_all(self) -> list[Any]:
+        """Empty it: for the report of a shutdown."""
+        self.put_back()
+        records = [record for entry in self._entries for record in entry.records]
+        self._entries.clear()
+        self.size = 0
+        return records

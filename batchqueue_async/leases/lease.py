@@ -1,0 +1,186 @@
+"""What `DurableQueue.lease` returns: records, and the ways to be done with them."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Protocol, Self
+
+import msgspec
+
+from batchqueue_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from batchqueue_async.durable.state.frame import Run
+
+_NS = 1e-9
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record of a lease.
+
+    Attributes:
+        seq: its sequence number; with the queue's id its identity for ever.
+        payload: what was put.
+        attempts: how often it has been leased, this time included.
+        enqueued_at: when it was put, in seconds since 1970.
+    """
+
+    seq: int
+    payload: bytes
+    attempts: int
+    enqueued_at: float
+
+    def __repr__(self) -> str:
+        """Without the payload: it has no place in logs."""
+        return f"Record(seq={self.seq}, attempts={self.attempts}, size={len(self.payload)})"
+
+
+class Owner(Protocol):
+    """What a lease asks of its queue."""
+
+    def ack(self, lease: Lease, runs: list[Run]) -> int:
+        """Settle these."""
+        ...
+
+    def nack(self, lease: Lease, runs: list[Run], delay: float, reason: str) -> int:
+        """Give these back."""
+        ...
+
+    async def bury(self, lease: Lease, runs: list[Run], reason: str) -> int:
+        """Move these to the dead letters."""
+        ...
+
+    def extend(self, lease: Lease) -> None:
+        """Let the lease's time begin anew."""
+        ...
+
+
+class Lease:
+    """Records that are yours until they are settled, the lease's time is over, or the queue is closed.
+
+    Falsy when it is empty. As a context manager it acknowledges what is left at the end, or gives it back when the
+    block raises.
+
+    Example:
+        >>> import asyncio, tempfile, batchqueue_async as bq
+        >>> async def main(path: str) -> None:
+        ...     async with bq.DurableQueue.open(path) as queue:
+        ...         await queue.put_many([b"good", b"bad"])
+        ...         lease = await queue.lease(max_records=100)
+        ...         await lease.dead_letter("not wanted", [lease.records[1].seq])
+        ...         print(await lease.ack(), "acknowledged")
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     asyncio.run(main(path))
+        1 acknowledged
+
+    Attributes:
+        deadline: the loop's time at which it ends by itself.
+    """
+
+    __slots__ = ("__weakref__", "_all", "_newest_first", "_owner", "_records", "_runs", "deadline")
+
+    def __init__(self, owner: Owner, runs: list[Run], deadline: float, *, newest_first: bool = False) -> None:
+        self._owner = owner
+        self._all = runs
+        self._runs = runs
+        self._newest_first = newest_first
+        self._records: list[Record] | None = None
+        self.deadline = deadline
+
+    def __repr__(self) -> str:
+        left = sum(run.high - run.low for run in self._runs)
+        return f"Lease({len(self)} records, {left} unsettled)"
+
+    def __len__(self) -> int:
+        return sum(run.high - run.low for run in self._all)
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            await self.ack()
+        else:
+            await self.nack()
+
+    @property
+    def records(self) -> list[Record]:
+        """The records, in the queue's order."""
+        if self._records is None:
+            self._records = []
+            for run in self._all:
+                payloads = (run.frame.payloads or [])[run.low : run.high]
+                numbers = range(run.seq, run.end)
+                enqueued_at = run.frame.enqueued_ns * _NS
+                made = list(map(Record, numbers, payloads, repeat(run.attempts), repeat(enqueued_at)))
+                self._records += reversed(made) if self._newest_first else made
+        return self._records
+
+    @property
+    def unsettled(self) -> int:
+        """How many of the records are still this lease's to settle; 0 once its time is over."""
+        return sum(run.high - run.low for run in self._runs)
+
+    async def ack(self, seqs: Iterable[int] | None = None) -> int:
+        """The records are done with, all or these; the answer is how many were still this lease's.
+
+        After the lease's time is over this does nothing: the records are, or will be, somebody else's.
+        """
+        return self._owner.ack(self, self._take(seqs))
+
+    async def nack(
+        self, delay: float = 0, seqs: Iterable[int] | None = None, *, reason: str = "nack", counted: bool = True
+    ) -> int:
+        """Deliver the records again, all or these, not before `delay` seconds; `reason` is for the counts.
+
+        Not `counted`, this lease is no attempt: nobody tried what the records are for.
+        """
+        if not delay >= 0:
+            raise ConfigError(f"Lease.nack: delay={delay!r} is below 0; give 0 or more seconds")
+        taken = self._take(seqs)
+        if not counted:
+            taken = [run._replace(attempts=run.attempts - 1) for run in taken]
+        return self._owner.nack(self, taken, delay, reason)
+
+    async def dead_letter(self, reason: str, seqs: Iterable[int] | None = None) -> int:
+        """Move the records, all or these, to the dead letters with this reason; returns when they are durable there."""
+        return await self._owner.bury(self, self._take(seqs), reason)
+
+    def extend(self) -> None:
+        """Let the lease's time begin anew; nothing when it is over."""
+        if self._runs:
+            self._owner.extend(self)
+
+    def _take(self, seqs: Iterable[int] | None) -> list[Run]:
+        if seqs is None:
+            taken, self._runs = self._runs, []
+            return taken
+        wanted = sorted(set(seqs))
+        for seq in wanted:
+            if not any(run.seq <= seq < run.end for run in self._all):
+                raise ConfigError(f"Lease: sequence number {seq} is not in this lease; give numbers of its records")
+        return self._cut(wanted)
+
+    def _cut(self, wanted: list[int]) -> list[Run]:
+        taken: list[Run] = []
+        kept: list[Run] = []
+        for run in self._runs:
+            low = run.seq
+            for seq in wanted:
+                if low <= seq < run.end:
+                    if low < seq:
+                        kept.append(run.part(low, seq))
+                    if taken and taken[-1].frame is run.frame and taken[-1].end == seq:
+                        taken[-1] = taken[-1]._replace(high=taken[-1].high + 1)
+                    else:
+                        taken.append(run.part(seq, seq + 1))
+                    low = seq + 1
+            if low < run.end:
+                kept.append(run.part(low, run.end))
+        self._runs = kept
+        return taken

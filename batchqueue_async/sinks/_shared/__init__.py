@@ -1,0 +1,3 @@
+"""What several sinks share: TLS, secrets, extras, records as rows, connections, threads. Not public."""
+
+from __future__ import annotations

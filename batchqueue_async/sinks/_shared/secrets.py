@@ -1,0 +1,129 @@
+"""Credentials: where they come from, and how they stay out of what people read.
+
+A credential is given as a reference: `env:NAME` names an environment variable, `file:/path` a file, such as one that a
+secret store mounts; anything else is the value itself. It is read when it is used, so that a rotated file counts at
+the next connection, and a pickled sink carries the reference.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from batchqueue_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+HIDDEN = "***"
+"""What stands for a secret in text."""
+
+_USERINFO = re.compile(r"(?<=://)(?P<user>[^/?#@:]*):[^/?#]*(?=@)")
+_SETTING = re.compile(
+    r"(?P<name>\b(?:password|passwd|pwd|sslpassword|token|secret|api_?key|access_key)\s*=\s*)"
+    r"(?:'(?:\\.|[^'\\])*'|[^&\s#'\"]+)",
+    re.IGNORECASE,
+)
+
+
+class Secret:
+    """A credential that shows in no text; `reveal` reads it.
+
+    Example:
+        >>> token = Secret("correct horse")
+        >>> token, f"{token}"
+        (Secret('***'), '***')
+        >>> token.reveal()
+        'correct horse'
+    """
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, reference: str | Secret) -> None:
+        self._reference: str = reference._reference if isinstance(reference, Secret) else reference
+
+    def reveal(self) -> str:
+        """The value, read from where it is now.
+
+        Raises:
+            ConfigError: the variable or file is not there; the message names it.
+        """
+        kind, _, place = self._reference.partition(":")
+        if kind == "env":
+            return _variable(place)
+        if kind == "file":
+            return _file(place)
+        return self._reference
+
+    def __repr__(self) -> str:
+        return f"Secret({HIDDEN!r})"
+
+    def __str__(self) -> str:
+        return HIDDEN
+
+    def __format__(self, spec: str) -> str:
+        return format(HIDDEN, spec)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._reference == other._reference
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._reference))
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[str]]:
+        return Secret, (self._reference,)
+
+
+@overload
+def resolve(reference: str | Secret) -> str: ...
+@overload
+def resolve(reference: None) -> None: ...
+@overload
+def resolve(reference: str | Secret | None) -> str | None: ...
+def resolve(reference: str | Secret | None) -> str | None:
+    """The value of a credential option: `env:NAME`, `file:/path`, a plain value, or None.
+
+    Example:
+        >>> os.environ["EXAMPLE_TOKEN"] = "t0ken"
+        >>> resolve("env:EXAMPLE_TOKEN")
+        't0ken'
+    """
+    return None if reference is None else Secret(reference).reveal()
+
+
+def redacted(text: str, secrets: Iterable[Secret | str | None] = ()) -> str:
+    """A text without the passwords in the URLs and settings it holds, and without the given secrets.
+
+    Example:
+        >>> redacted("postgresql://app:s3cret@db/app?sslmode=verify-full")
+        'postgresql://app:***@db/app?sslmode=verify-full'
+        >>> redacted("host=db password=s3cret")
+        'host=db password=***'
+        >>> redacted("refused: t0ken", [Secret("t0ken")])
+        'refused: ***'
+    """
+    for secret in secrets:
+        if secret and (value := resolve(secret)):
+            text = text.replace(value, HIDDEN)
+    text = _USERINFO.sub(rf"\g<user>:{HIDDEN}", text)
+    return _SETTING.sub(rf"\g<name>{HIDDEN}", text)
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if value is None:
+        raise ConfigError(f"a credential is to come from the environment variable {name!r}, which is not set; set it")
+    return value
+
+
+def _file(path: str) -> str:
+    try:
+        # A text editor and `echo` end the file with a line break that is no part of the secret.
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(
+            f"a credential is to come from the file {path!r}, which cannot be read ({error.strerror}); "
+            "make it, readable for this user only"
+        ) from None

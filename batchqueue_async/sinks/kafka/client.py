@@ -1,0 +1,203 @@
+"""The edge to aiokafka: its producers as far as a sink uses them, how they are made, and what its errors mean.
+
+aiokafka has no types; what is used of it is written down here, and nowhere else.
+"""
+
+# ruff: noqa: D102 - the methods are aiokafka's
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from batchqueue_async.errors import AuthError, BatchQueueError, PermanentError, RetryableError, TooLargeError
+from batchqueue_async.sinks._shared import tls as tls_options
+from batchqueue_async.sinks._shared.extras import require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchqueue_async.sinks._shared.secrets import Secret
+    from batchqueue_async.sinks._shared.tls import TlsOption
+
+
+class BatchBuilder(Protocol):
+    """What is used of `aiokafka.producer.message_accumulator.BatchBuilder`."""
+
+    def append(
+        self,
+        *,
+        timestamp: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes]] = ...,
+    ) -> Any: ...
+
+
+class Producer(Protocol):
+    """What is used of `aiokafka.AIOKafkaProducer`."""
+
+    client: Any
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def partitions_for(self, topic: str) -> set[int]: ...
+    def create_batch(self) -> BatchBuilder: ...
+    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> asyncio.Future[Any]: ...
+    async def begin_transaction(self) -> None: ...
+    async def commit_transaction(self) -> None: ...
+    async def abort_transaction(self) -> None: ...
+    async def send_offsets_to_transaction(self, offsets: Any, group_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Where the brokers are, and how to come in."""
+
+    bootstrap: tuple[str, ...]
+    user: str | None = None
+    password: Secret | None = None
+    mechanism: str = "PLAIN"
+    tls: TlsOption = None
+    connect_timeout: float
+    timeout: float
+
+    def _options(self) -> dict[str, Any]:
+        context = tls_options.context(self.tls)
+        options: dict[str, Any] = {
+            "request_timeout_ms": max(1, int(self.timeout * 1000)),
+            "security_protocol": f"{'SASL_' if self.user else ''}{'SSL' if context else 'PLAINTEXT'}",
+            "ssl_context": context,
+        }
+        if self.user is not None:
+            options["sasl_mechanism"] = self.mechanism
+            options["sasl_plain_username"] = self.user
+            options["sasl_plain_password"] = self.password.reveal() if self.password is not None else ""
+        return options
+
+    async def producer(self, **options: Any) -> Producer:
+        """A producer that has found its brokers."""
+        aiokafka = require("aiokafka", "kafka")
+        bootstrap = list(self.bootstrap)
+        producer: Producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, **self._options(), **options)
+        try:
+            async with asyncio.timeout(self.connect_timeout):
+                await producer.start()
+        except BaseException as error:
+            await stop(producer)
+            if isinstance(error, Exception):
+                await self.check_credentials()
+            raise
+        return producer
+
+    async def check_credentials(self) -> None:
+        """Raise what a broker says of our credentials: the client tries for ever, and only logs it.
+
+        Raises:
+            AuthError: they are refused.
+        """
+        if self.user is None:
+            return
+        connections = require("aiokafka.conn", "kafka")
+        for address in self.bootstrap:
+            host, _, port = address.rpartition(":")
+            try:
+                async with asyncio.timeout(self.connect_timeout):
+                    connection = await connections.create_conn(host, int(port), **self._options())
+                connection.close()
+            except Exception as error:  # noqa: BLE001 - a refusal alone counts; the caller has its own error else
+                if type(error).__name__ in _REFUSED:
+                    text = f"Kafka at {address}: {type(error).__name__}; check the user, the password and the mechanism"
+                    raise AuthError(text) from None
+
+    async def committed(self, topic: str, group: str) -> int | None:
+        """The offset that a group has committed for the topic's first partition."""
+        aiokafka = require("aiokafka", "kafka")
+        place = aiokafka.TopicPartition(topic, 0)
+        consumer = aiokafka.AIOKafkaConsumer(
+            bootstrap_servers=list(self.bootstrap), group_id=group, enable_auto_commit=False, **self._options()
+        )
+        try:
+            await consumer.start()
+            consumer.assign([place])
+            offset: int | None = await consumer.committed(place)
+        finally:
+            await consumer.stop()
+        return offset
+
+
+def offsets(topic: str, offset: int) -> Any:
+    """An offset of the topic's first partition, as `send_offsets_to_transaction` takes it."""
+    aiokafka = require("aiokafka", "kafka")
+    return {aiokafka.TopicPartition(topic, 0): offset}
+
+
+async def stop(producer: Producer, grace: float = 1.0) -> None:
+    """End a producer, whatever it still tries to send."""
+    with suppress(Exception):  # whatever a good-bye meets, the producer is given up
+        async with asyncio.timeout(grace):
+            await producer.stop()
+            return
+    # A producer that cannot deliver waits in `stop` for ever, and has no call for giving up.
+    parts: tuple[Any, Any] = (getattr(producer, "_sender", None), producer.client)
+    for part in parts:
+        with suppress(Exception):
+            async with asyncio.timeout(grace):
+                await part.close()
+
+
+# --- errors, by the names of aiokafka's classes
+
+_REFUSED = {
+    "AuthenticationFailedError",
+    "AuthenticationMethodNotSupported",
+    "ClusterAuthorizationFailedError",
+    "GroupAuthorizationFailedError",
+    "IllegalSaslStateError",
+    "SaslAuthenticationFailed",
+    "SecurityDisabled",
+    "TopicAuthorizationFailedError",
+    "TransactionalIdAuthorizationFailed",
+    "UnsupportedSaslMechanismError",
+}
+_LARGE = {"MessageSizeTooLargeError", "RecordListTooLargeError", "RecordTooLargeError"}
+# UnknownError: the client has no name for the broker's INVALID_RECORD.
+_RECORD = {"CorruptRecordException", "InvalidTimestampError", "PolicyViolationError", "UnknownError"}
+_PERMANENT = {"InvalidRequiredAcksError", "InvalidTopicError", "UnsupportedForMessageFormatError"}
+
+
+# A batch before this one was refused, and the broker counts: this one was not taken.
+_SEQUENCE = {"OutOfOrderSequenceNumber", "UnknownProducerId"}
+
+
+def is_of_sequence(error: BaseException) -> bool:
+    """Whether a batch was not taken for the sake of one before it; another producer counts anew."""
+    return type(error).__name__ in _SEQUENCE
+
+
+def is_fenced(error: BaseException) -> bool:
+    """Whether another producer has taken over the transactional id."""
+    return type(error).__name__ == "ProducerFenced"
+
+
+def is_of_record(error: BaseException) -> bool:
+    """Whether a batch was refused for the sake of one of its records, perhaps."""
+    return type(error).__name__ in _LARGE | _RECORD
+
+
+def told(where: str, error: BaseException) -> BaseException:
+    """An error of aiokafka as the sink's; what was not foreseen goes on as it is."""
+    name = type(error).__name__
+    if isinstance(error, BatchQueueError):
+        return error
+    if name in _REFUSED:
+        return AuthError(f"{where}: {name}; check the user and its rights")
+    if name in _LARGE:
+        return TooLargeError(f"{where}: {name}: the broker takes no record of this size; see its message.max.bytes")
+    if name in _PERMANENT | _RECORD:
+        return PermanentError(f"{where}: {name}")
+    if isinstance(error, OSError) or type(error).__module__.startswith("aiokafka"):
+        return RetryableError(f"{where}: {name}")
+    return error

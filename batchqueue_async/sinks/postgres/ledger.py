@@ -1,0 +1,207 @@
+"""What is in a table of PostgreSQL already: the last batch of each source, and the numbers of single records.
+
+Two tables of the library's own, beside the target and written in the same transactions:
+
+    batchqueue_sources(id, target, source, number)   each source of a target, and the last batch of it that is in
+    batchqueue_keys(source, numbers)                 the records of a source that are in, one row for each write
+
+A record's key is its source and a number in it, as the exporter gives it: `{queue id}/{sequence}`. The numbers of one
+write are few ranges, so that a write adds one row here, whatever the count of its records. An exclusion constraint
+lets no number in twice: of two transactions with the same number the second waits for the first, and then fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from batchqueue_async.errors import ConfigError, PermanentError, RetryableError
+from batchqueue_async.sinks.postgres.client import state_of
+from batchqueue_async.sinks.postgres.types import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from batchqueue_async.sinks.base import BatchKey
+    from batchqueue_async.sinks.postgres.client import Connection
+
+RESERVED = frozenset({"batchqueue_sources", "batchqueue_keys", "batchqueue_stage"})
+_OLDEST = 14
+_EXCLUSION = "23P01"
+
+
+class Numbered(NamedTuple):
+    """The keys of a batch: the sources, and for each record its source and number.
+
+    Example:
+        >>> numbered(["q/1", "q/2", "r/1"])
+        Numbered(sources=['q', 'r'], keys=[('q', 1), ('q', 2), ('r', 1)])
+    """
+
+    sources: list[str]
+    keys: list[tuple[str, int]]
+
+
+def numbered(keys: Sequence[str]) -> Numbered:
+    """Take keys apart."""
+    prefix = keys[0][: keys[0].rfind("/") + 1] if keys else ""
+    digits = [key[len(prefix) :] for key in keys if key.startswith(prefix)]
+    # The usual batch has one source: its numbers are taken all together.
+    if len(prefix) > 1 and len(digits) == len(keys) and all(digits) and _are_digits("".join(digits)):
+        source = prefix[:-1]
+        return Numbered([source], [(source, number) for number in map(int, digits)])
+    found = [_numbered(key) for key in keys]
+    return Numbered(list(dict.fromkeys(source for source, _ in found)), found)
+
+
+def _numbered(key: str) -> tuple[str, int]:
+    source, _, number = key.rpartition("/")
+    if not source or not _are_digits(number):
+        raise PermanentError(
+            f"PostgreSQL sink: the key {key!r} is not of the form 'source/number', such as the exporter's; for other "
+            "keys name a column of the table for them: PostgresSink(..., key_column='...')"
+        )
+    return source, int(number)
+
+
+def _are_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def multirange(numbers: Iterable[int]) -> str:
+    """Numbers as PostgreSQL's int8multirange.
+
+    Example:
+        >>> multirange([7, 1, 2, 3])
+        '{[1,4),[7,8)}'
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number <= ranges[-1][1]:
+            ranges[-1][1] = number + 1
+        else:
+            ranges.append([number, number + 1])
+    return "{" + ",".join(f"[{start},{stop})" for start, stop in ranges) + "}"
+
+
+class Ledger:
+    """What is in one target; has no connection of its own."""
+
+    def __init__(self, target: str, schema: str | None) -> None:
+        self.target = target
+        self.schema = schema
+        prefix = "" if schema is None else f"{quoted(schema)}."
+        self._sources = f"{prefix}batchqueue_sources"
+        self._keys = f"{prefix}batchqueue_keys"
+        self._ready = False
+        self._ids: dict[str, int] = {}
+
+    async def open(self, connection: Connection) -> None:
+        """Make the tables, unless they are there."""
+        if self._ready:
+            return
+        version = connection.get_server_version().major
+        if version < _OLDEST:
+            raise ConfigError(
+                f"PostgreSQL sink: the server is version {version}, and what is in is noted in multiranges, which "
+                f"version {_OLDEST} has; use key_column, or a newer server"
+            )
+        if await connection.fetchval("SELECT to_regclass($1)", self._keys) is None:
+            await self._create(connection)
+        self._ready = True
+
+    async def _create(self, connection: Connection) -> None:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", self._keys)
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {self._sources} (id integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY, "
+                "target text NOT NULL, source text NOT NULL, number bigint NOT NULL DEFAULT -1, "
+                "UNIQUE (target, source))"
+            )
+            # The source as a range, since GiST has no equality of integers without an extension.
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {self._keys} (source integer NOT NULL, numbers int8multirange NOT NULL, "
+                "CONSTRAINT batchqueue_once "
+                "EXCLUDE USING gist (numbers WITH &&, int4range(source, source, '[]') WITH &&))"
+            )
+
+    def forget(self) -> None:
+        """Look for the tables again: a transaction in which they may have been made was undone."""
+        self._ready = False
+        self._ids.clear()
+
+    # -- batches -------------------------------------------------------------------------------------------------
+
+    async def is_delivered(self, connection: Connection, key: BatchKey) -> bool:
+        """Whether the batch, or a later one of its source, is in. Locks the source until the transaction's end."""
+        last = await connection.fetchval(
+            f"INSERT INTO {self._sources} AS s (target, source) VALUES ($1, $2) "  # noqa: S608 - quoted
+            "ON CONFLICT (target, source) DO UPDATE SET number = s.number RETURNING number",
+            self.target,
+            key.source,
+        )
+        return bool(last >= key.number)
+
+    async def note_delivered(self, connection: Connection, key: BatchKey) -> None:
+        """Note that the batch is in. Needs the transaction in which it was asked for."""
+        await connection.execute(
+            f"UPDATE {self._sources} SET number = $3 WHERE target = $1 AND source = $2",  # noqa: S608 - quoted
+            self.target,
+            key.source,
+            key.number,
+        )
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    async def learn(self, connection: Connection, sources: Iterable[str]) -> None:
+        """Learn the ids of sources; outside of a transaction, so that a new one is there for everyone at once."""
+        for source in sources:
+            if source not in self._ids:
+                self._ids[source] = await connection.fetchval(
+                    f"INSERT INTO {self._sources} AS s (target, source) VALUES ($1, $2) "  # noqa: S608 - quoted
+                    "ON CONFLICT (target, source) DO UPDATE SET source = s.source RETURNING id",
+                    self.target,
+                    source,
+                )
+
+    async def take(self, connection: Connection, keys: Iterable[tuple[str, int]]) -> None:
+        """Note that records are in. Needs a transaction.
+
+        Raises:
+            AlreadyInError: one of them is in already; the transaction is of no use then.
+        """
+        by_source: dict[str, list[int]] = {}
+        for source, number in keys:
+            by_source.setdefault(source, []).append(number)
+        for source, numbers in by_source.items():
+            try:
+                await connection.execute(
+                    f"INSERT INTO {self._keys} VALUES ($1, $2::text::int8multirange)",  # noqa: S608 - quoted
+                    self._ids[source],
+                    multirange(numbers),
+                )
+            except Exception as error:
+                # Of the client's errors, one says that a record is in; the others go on as they are.
+                if state_of(error) == _EXCLUSION:
+                    raise AlreadyInError from None
+                raise
+
+    async def seen(self, connection: Connection, keys: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Which of the records are in."""
+        by_source: dict[str, list[int]] = {}
+        for source, number in keys:
+            by_source.setdefault(source, []).append(number)
+        found: set[tuple[str, int]] = set()
+        for source, numbers in by_source.items():
+            rows = await connection.fetch(
+                "SELECT n FROM unnest($2::bigint[]) n WHERE EXISTS ("  # noqa: S608 - quoted
+                f"SELECT FROM {self._keys} WHERE source = $1 AND numbers @> n AND numbers && $3::text::int8multirange)",
+                self._ids[source],
+                numbers,
+                multirange(numbers),
+            )
+            found.update((source, number) for (number,) in rows)
+        return found
+
+
+class AlreadyInError(RetryableError):
+    """A record of the write is in already: found out what is in, and write the rest."""

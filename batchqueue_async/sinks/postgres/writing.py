@@ -1,0 +1,272 @@
+"""One batch on its way into a table of PostgreSQL: the short way when all is well, else the careful one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async.errors import RetryableError, SinkError
+from batchqueue_async.sinks._shared.tabular import alike
+from batchqueue_async.sinks.base import SendResult
+from batchqueue_async.sinks.postgres.client import is_of_record
+from batchqueue_async.sinks.postgres.ledger import AlreadyInError, numbered
+from batchqueue_async.sinks.postgres.table import Written
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+    from batchqueue_async.sinks._shared.tabular import Rows
+    from batchqueue_async.sinks.base import BatchKey
+    from batchqueue_async.sinks.postgres.client import Connection, TransactionBlock
+    from batchqueue_async.sinks.postgres.ledger import Ledger
+    from batchqueue_async.sinks.postgres.table import Table
+
+_TRIES = 10
+
+
+class Writing:
+    """Writes one batch: rows alike, those that fit, and in the end what became of each record."""
+
+    def __init__(
+        self, table: Table, ledger: Ledger, connection: Connection, batch: Sequence[Any], columns: Sequence[str] | None
+    ) -> None:
+        self._table = table
+        self._ledger = ledger
+        self._connection = connection
+        self._batch = batch
+        self._columns = columns
+        self._rows: list[Rows] = []
+        self._refused: dict[int, SinkError] = {}
+        self._keys: dict[int, tuple[str, int]] = {}
+        self._skipped = 0
+
+    async def send(self) -> SendResult:
+        """Write all records."""
+        await self._sort()
+        return await self._written()
+
+    async def send_keyed(self, keys: Sequence[str]) -> SendResult:
+        """Write the records whose keys are new."""
+        if self._table.key_column is not None:
+            return await self._send_with_key_column(keys, self._table.key_column)
+        found = numbered(keys)
+        await self._ledger.open(self._connection)
+        await self._ledger.learn(self._connection, found.sources)
+        await self._sort()
+        firsts: dict[tuple[str, int], int] = {}
+        for place, key in enumerate(found.keys):
+            firsts.setdefault(key, place)
+        self._keys = {place: key for key, place in firsts.items() if place not in self._refused}
+        if len(firsts) < len(keys):
+            self._skip(set(range(len(keys))) - set(firsts.values()))
+        return await self._written()
+
+    async def _send_with_key_column(self, keys: Sequence[str], column: str) -> SendResult:
+        self._sort_rows()
+        self._rows = [_with_keys(rows, keys, column) for rows in self._rows]
+        await self._fit()
+        total = sum(len(rows.values) for rows in self._rows)
+        written = await self._write()
+        refused = sum(place in written.refused for rows in self._rows for place in rows.places)
+        return SendResult(rejected=self._refused | written.refused, skipped=total - written.new - refused)
+
+    # -- the batch -----------------------------------------------------------------------------------------------
+
+    async def _sort(self) -> None:
+        self._sort_rows()
+        await self._fit()
+
+    def _sort_rows(self) -> None:
+        self._rows, refused = alike(self._batch, self._columns)
+        self._refused |= refused
+
+    async def _fit(self) -> None:
+        self._rows, refused = await self._table.fit(self._connection, self._rows)
+        self._refused |= refused
+
+    def _skip(self, places: set[int]) -> None:
+        """Leave out records."""
+        self._skipped += len(places - self._refused.keys())
+        self._rows = [left for rows in self._rows if (left := rows.without(places)).values]
+        self._keys = {place: key for place, key in self._keys.items() if place not in places}
+
+    async def _written(self) -> SendResult:
+        written = await self._write()
+        return SendResult(rejected=self._refused | written.refused, skipped=self._skipped)
+
+    # -- the transaction -----------------------------------------------------------------------------------------
+
+    async def _write(self) -> Written:
+        careful = False
+        for _ in range(_TRIES):
+            if not self._rows:
+                return Written()
+            try:
+                return await (self._carefully() if careful else self._shortly())
+            except AlreadyInError:
+                seen = await self._ledger.seen(self._connection, self._keys.values())
+                self._skip({place for place, key in self._keys.items() if key in seen})
+            except _TornError as torn:
+                self._refused |= torn.refused
+                self._skip(set(torn.refused))
+            except Exception as error:
+                # Whatever the client raises about a value: its types are told by `is_of_record`.
+                if careful or not is_of_record(error):
+                    raise
+                careful = True
+        raise RetryableError(
+            f"PostgreSQL sink, table {self._table.name!r}: {_TRIES} other writers took records of this batch meanwhile"
+        )
+
+    async def _shortly(self) -> Written:
+        """All of it, or an error."""
+        written = Written()
+        if self._table.direct and len(self._rows) == 1 and not self._keys:
+            written.new = await self._table.put(self._connection, self._rows[0])  # one statement: a transaction
+            return written
+        async with self._connection.transaction():
+            await self._ledger.take(self._connection, self._keys.values())
+            for rows in self._rows:
+                written.new += await self._table.put(self._connection, rows, staged=written.staged)
+                written.staged = True
+        return written
+
+    async def _carefully(self) -> Written:
+        """All of it but for the records that the table refuses."""
+        written = Written()
+        async with self._connection.transaction():
+            for rows in self._rows:
+                await self._table.write(self._connection, rows, written)
+            torn = _torn(self._rows, written.refused)
+            if torn:
+                raise _TornError(torn)
+            kept = [key for place, key in self._keys.items() if place not in written.refused]
+            await self._ledger.take(self._connection, kept)
+        return written
+
+
+class PostgresTransaction:
+    """One batch on its way into a table: many sends that take effect together."""
+
+    def __init__(
+        self,
+        table: Table,
+        ledger: Ledger,
+        connection: Connection,
+        block: TransactionBlock,
+        key: BatchKey,
+        *,
+        columns: Sequence[str] | None,
+        call: Callable[[], AbstractAsyncContextManager[None]],
+        end: AsyncExitStack,
+    ) -> None:
+        self._table = table
+        self._ledger = ledger
+        self._connection = connection
+        self._block = block
+        self._key = key
+        self._columns = columns
+        self._call = call
+        self._end = end
+        self._open = True
+        self._staged = False
+        self._broken = False
+
+    async def send(self, batch: Sequence[Any]) -> SendResult:
+        """Write records; nobody sees them before the commit."""
+        async with self._whole():
+            rows, refused = alike(batch, self._columns)
+            rows, misfits = await self._table.fit(self._connection, rows)
+            written = Written(refused=refused | misfits, staged=self._staged)
+            for each in rows:
+                await self._write(each, written)
+            self._staged = written.staged
+        return SendResult(rejected=written.refused)
+
+    async def _write(self, rows: Rows, written: Written) -> None:
+        found = Written(staged=written.staged)
+        save = self._connection.transaction()
+        await save.start()
+        await self._table.write(self._connection, rows, found)
+        torn = _torn([rows], found.refused)
+        if not torn:
+            await save.commit()
+        else:
+            await save.rollback()
+            found = Written(refused=torn, staged=True)
+            await self._table.write(self._connection, rows.without(set(torn)), found)
+        written.refused |= found.refused
+        written.staged = found.staged
+
+    @asynccontextmanager
+    async def _whole(self) -> AsyncGenerator[None]:
+        """A call after whose failure nothing else is done: PostgreSQL takes the COMMIT of a failed transaction well."""
+        if self._broken:
+            raise RetryableError(
+                f"PostgreSQL sink, table {self._table.name!r}: the transaction has failed; roll back, and begin again"
+            )
+        try:
+            async with self._call():
+                yield
+        except BaseException:
+            self._broken = True
+            raise
+
+    async def commit(self) -> None:
+        """Note the batch and commit all of it."""
+        async with self._whole():
+            await self._ledger.note_delivered(self._connection, self._key)
+            await self._block.commit()
+        await self._finish()
+
+    async def rollback(self) -> None:
+        """Undo all of it."""
+        if self._open:
+            try:
+                async with self._call():
+                    await self._block.rollback()
+            except SinkError:
+                self._connection.terminate()  # and the transaction with it
+            except BaseException:
+                self._connection.terminate()
+                raise
+            finally:
+                self._table.forget(self._connection)
+                self._ledger.forget()
+                await self._finish()
+
+    async def _finish(self) -> None:
+        if self._open:
+            self._open = False
+            await asyncio.shield(self._end.aclose())
+
+
+class _TornError(Exception):
+    """Some records of many rows have a row that is refused: all of their rows are to be left out."""
+
+    def __init__(self, refused: Mapping[int, SinkError]) -> None:
+        super().__init__()
+        self.refused = refused
+
+
+def _torn(found: Sequence[Rows], refused: Mapping[int, SinkError]) -> dict[int, SinkError]:
+    if not refused:
+        return {}
+    counts = Counter(place for rows in found for place in rows.places if place in refused)
+    return dict(refused) if any(count > 1 for count in counts.values()) else {}
+
+
+def _with_keys(rows: Rows, keys: Sequence[str], column: str) -> Rows:
+    """The rows with their records' keys in a column; the rows of one record are told apart."""
+    if column in rows.names:
+        return rows
+    counts: Counter[int] = Counter()
+    alone = len(set(rows.places)) == len(rows.places)
+    values: list[tuple[Any, ...]] = []
+    for row, place in zip(rows.values, rows.places, strict=True):
+        values.append((*row, keys[place] if alone else f"{keys[place]}#{counts[place]}"))
+        counts[place] += 1
+    return rows._replace(names=(*rows.names, column), values=values)

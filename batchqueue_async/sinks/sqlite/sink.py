@@ -1,0 +1,290 @@
+"""Rows in a SQLite table: a transaction for each batch, and each batch or record exactly once where it has a key."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async.errors import ConfigError
+from batchqueue_async.sinks._shared.files import Staging
+from batchqueue_async.sinks._shared.thread import SinkThread
+from batchqueue_async.sinks.base import BatchKey, SendResult
+from batchqueue_async.sinks.sqlite.table import RESERVED, Table, quoted
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from batchqueue_async.sinks.base import Attempt
+
+_FETCH = 10_000
+
+
+class SqliteSink:
+    """Inserts records into a table, which is made from the first ones.
+
+    A record is a mapping, struct or dataclass of named values, or an Arrow record batch of many rows; tuples need
+    `columns` or an existing table, and anything else goes into a column `value`. Times are stored as ISO 8601 text,
+    containers as JSON. Each send is one durable transaction. With `begin` many sends are one, and the batch's key is
+    noted in it; with `send_keyed` each record's key is. Both make a repetition have no effect.
+
+    Example:
+        >>> import tempfile
+        >>> async def main(path: str) -> list[tuple[int, str]]:
+        ...     sink = SqliteSink(path, table="people")
+        ...     await sink.open()
+        ...     await sink.send([{"id": 1, "name": "Ada"}])
+        ...     await sink.close()
+        ...     with closing(sqlite3.connect(path)) as database:
+        ...         return database.execute("SELECT * FROM people").fetchall()
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     asyncio.run(main(f"{directory}/out.db"))
+        [(1, 'Ada')]
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        table: str = "rows",
+        *,
+        columns: Sequence[str] | None = None,
+        busy_timeout: float = 30.0,
+    ) -> None:
+        """Say which table of which file.
+
+        Args:
+            path: the file; made, for its owner only, if there is none.
+            table: the table; made from the first records if there is none.
+            columns: the names of the values in records that are tuples, and the order of a new table's first columns.
+            busy_timeout: seconds to wait for other writers of the file.
+        """
+        if not table or table in RESERVED:
+            raise ConfigError(f"SQLite sink: table={table!r} is {'reserved' if table else 'empty'}; name another")
+        self.path = Path(path)
+        self.table = table
+        self.columns = columns
+        self.busy_timeout = busy_timeout
+        self._table = self._make_table(self.path)
+        self._thread: SinkThread | None = None
+        self._turn: asyncio.Lock
+
+    def _make_table(self, path: Path) -> Table:
+        return Table(path, self.table, self.columns, self.busy_timeout)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self.path), self.table, self.columns, self.busy_timeout)
+
+    async def open(self) -> None:
+        """Connect, in a thread of the sink's own."""
+        self._turn = asyncio.Lock()
+        self._thread = SinkThread("sqlite")
+        await self._thread.run(self._table.open)
+
+    async def send(self, batch: Sequence[Any]) -> None:
+        """Insert the records in one transaction.
+
+        Raises:
+            RetryableError: the file is locked or the disk full; nothing of the batch is in.
+            PermanentError: a record does not fit the table; nothing of the batch is in.
+        """
+        async with self._turn:
+            await self._open_thread.run(self._send, batch)
+
+    async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> SendResult:
+        """Insert the records whose keys are not in yet, and the keys, in one transaction."""
+        async with self._turn:
+            skipped = await self._open_thread.run(self._send_keyed, batch, keys)
+        return SendResult(skipped=skipped)
+
+    async def begin(self, key: BatchKey) -> SqliteTransaction | None:
+        """Start a transaction for the batch, or return None: it is in already."""
+        thread = self._open_thread
+        await self._turn.acquire()
+        try:
+            if await thread.run(self._begin, key):
+                return SqliteTransaction(self._table, thread, self._turn, key)
+        except BaseException:
+            # A cancelled begin may have begun: its thread undoes that before it does anything else.
+            thread.start(self._table.rollback)
+            self._turn.release()
+            raise
+        self._turn.release()
+        return None
+
+    async def close(self) -> None:
+        """Disconnect; a transaction that is under way is undone."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                await thread.run(self._table.close)
+            finally:
+                await thread.close()
+
+    @property
+    def _open_thread(self) -> SinkThread:
+        if self._thread is None:
+            raise RuntimeError(f"SQLite sink {str(self.path)!r} is not open; call open() first")
+        return self._thread
+
+    # -- in the thread -------------------------------------------------------------------------------------------
+
+    def _send(self, batch: Sequence[Any]) -> None:
+        with self._table.transaction():
+            self._table.insert(batch)
+
+    def _send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> int:
+        with self._table.transaction():
+            fresh = self._table.take_keys(keys)
+            self._table.insert([record for record, is_new in zip(batch, fresh, strict=True) if is_new])
+        return fresh.count(False)
+
+    def _begin(self, key: BatchKey) -> bool:
+        self._table.begin()
+        if not self._table.is_delivered(key):
+            return True
+        self._table.rollback()
+        return False
+
+    # -- many processes ------------------------------------------------------------------------------------------
+
+    @property
+    def _staging(self) -> Staging:
+        return Staging(self.path.with_name(f"{self.path.name}.staging"), ".db")
+
+    def stage(self, attempt: Attempt) -> StagedTable:
+        """A sink for one attempt: a file of its own, beside the database."""
+        return StagedTable(self._make_table(self._staging.file(attempt)))
+
+    async def publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
+        """Copy the attempts' rows into the table, and note the batch, in one transaction."""
+        thread = SinkThread("sqlite")
+        try:
+            return await thread.run(self._publish, key, attempts)
+        finally:
+            await thread.close()
+
+    async def discard(self, key: BatchKey) -> None:
+        """Remove what was staged for the batch."""
+        thread = SinkThread("sqlite")
+        try:
+            await thread.run(self._staging.discard, key)
+        finally:
+            await thread.close()
+
+    def _publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
+        table = self._make_table(self.path)
+        staged = [self._make_table(self._staging.path(attempt)) for attempt in attempts]
+        try:
+            table.open()
+            with table.transaction():
+                fresh = not table.is_delivered(key)
+                if fresh:
+                    _copy(staged, table)
+                    table.note_delivered(key)
+        finally:
+            table.close()
+        self._staging.discard(key)
+        return fresh
+
+
+class SqliteTransaction:
+    """One batch on its way into a table."""
+
+    def __init__(self, table: Table, thread: SinkThread, turn: asyncio.Lock, key: BatchKey) -> None:
+        self._table = table
+        self._thread = thread
+        self._turn = turn
+        self._key = key
+        self._open = True
+
+    async def send(self, batch: Sequence[Any]) -> None:
+        """Insert records; nobody sees them before the commit."""
+        await self._thread.run(self._table.insert, batch)
+
+    async def commit(self) -> None:
+        """Note the batch and commit all of it."""
+        await self._thread.run(self._commit)
+        self._end()
+
+    async def rollback(self) -> None:
+        """Undo all of it."""
+        if self._open:
+            try:
+                if not self._thread.closed:  # the close of the sink undid it
+                    await self._thread.run(self._table.rollback)
+            finally:
+                self._end()
+
+    def _commit(self) -> None:
+        self._table.note_delivered(self._key)
+        self._table.commit()
+
+    def _end(self) -> None:
+        if self._open:
+            self._open = False
+            self._turn.release()
+
+
+class StagedTable:
+    """A sink for one attempt's rows: all of them in one transaction, which its `close` commits."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._thread = SinkThread("sqlite")
+        self._closed = False
+
+    async def open(self) -> None:
+        """Make the attempt's file."""
+        await self._thread.run(self._open)
+
+    def _open(self) -> None:
+        # No reader comes before the close, so that a rollback journal and one transaction are the least work.
+        self._table.open(journal="DELETE")
+        self._table.begin()
+
+    async def send(self, batch: Sequence[Any]) -> None:
+        """Insert the records."""
+        await self._thread.run(self._table.insert, batch)
+
+    async def close(self) -> None:
+        """Commit, and close the file."""
+        if not self._closed:
+            self._closed = True
+            try:
+                await self._thread.run(self._close)
+            finally:
+                await self._thread.close()
+
+    def _close(self) -> None:
+        try:
+            if self._table.is_open:
+                self._table.commit()
+        finally:
+            self._table.close()
+
+
+def _copy(staged: Sequence[Table], table: Table) -> None:
+    """Copy the rows of the staged tables; a part without rows has no table."""
+    columns: dict[str, str] = {}
+    for each in staged:
+        with closing(sqlite3.connect(f"file:{each.path}?mode=ro", uri=True)) as source:
+            found = source.execute("SELECT name, type FROM pragma_table_info(?)", (each.name,)).fetchall()
+            columns |= {name: kind for name, kind in found if kind or name not in columns}
+    if columns:
+        table.create(columns)
+    for each in staged:
+        with closing(sqlite3.connect(f"file:{each.path}?mode=ro", uri=True)) as source:
+            names = [name for (name,) in source.execute("SELECT name FROM pragma_table_info(?)", (each.name,))]
+            if names:
+                rows = source.execute(f"SELECT * FROM {quoted(each.name)}")  # noqa: S608 - quoted
+                while values := rows.fetchmany(_FETCH):
+                    table.insert_tuples(names, values)
+
+
+def _rebuild(
+    kind: type[SqliteSink], path: str, table: str, columns: Sequence[str] | None, busy_timeout: float
+) -> SqliteSink:
+    return kind(path, table, columns=columns, busy_timeout=busy_timeout)
