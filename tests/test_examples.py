@@ -5,23 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
+from example_runs import run
 from kafka_tools import create, read
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def run(name: str, *arguments: str, cwd: Path) -> list[str]:
-    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=90, check=False)
-    assert done.returncode == 0, f"{name}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert done.stderr == ""
-    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(

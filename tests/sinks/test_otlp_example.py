@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from test_examples import EXAMPLES, run
+from example_runs import EXAMPLES, run
 
 from batchqueue_async.sinks.otlp.request import SIGNALS
 
