@@ -6,23 +6,48 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar, get_type_hints
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
-import msgspec
-
-from batchqueue_async.config_file import Setting, nearest, read_call, read_settings, short
-from batchqueue_async.errors import ConfigError
+from batchqueue_async._support.checks import (
+    Bytes,
+    Checkup,
+    Choice,
+    Duration,
+    ErrorHandlerRule,
+    Function,
+    HandlerRule,
+    Kind,
+    Layer,
+    OptionalDuration,
+    OptionalSize,
+    Problem,
+    Real,
+    Rule,
+    Seconds,
+    Settable,
+    UnreadableError,
+    Whole,
+    default,
+    faults_of,
+    refuse,
+    settle,
+)
+from batchqueue_async._support.handlers import handler_problem
+from batchqueue_async._support.wording import clip, closest, nearest, short
+from batchqueue_async.config_file import PREFIX, Setting, read_call, read_settings
+from batchqueue_async.errors import ConfigError, ConfigFault
 from batchqueue_async.policies import (
+    MOST_PARTITIONS,
+    MOST_WORKERS,
+    OVERFLOWS,
+    Overflow,
     PartitionPolicy,
     RoundRobin,
     Selector,
-    TypeHash,
     WorkerPolicy,
     round_robin,
     throughput_weighted,
@@ -93,6 +118,15 @@ class BufferStrategy(Enum):
     """The new item is dropped and counted; `produce` returns False."""
 
 
+_STRATEGIES: dict[BufferStrategy, Overflow] = {
+    BufferStrategy.BLOCKING: "block",
+    BufferStrategy.IF_POSSIBLE: "reject",
+    BufferStrategy.DROP_OLDEST: "drop_oldest",
+    BufferStrategy.DROP_NEWEST: "drop_newest",
+}
+_WORDS: dict[str, BufferStrategy] = {word: strategy for strategy, word in _STRATEGIES.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class SharedScheduler:
     """A named event loop in its own thread, made by the manager on first reference and shared by all that name it.
@@ -110,14 +144,69 @@ class SharedScheduler:
     policy: WorkerPolicy
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerRetry:
+    """When a batch comes again whose handler raised `RetryableError`, or whose `on_error` asked for it.
+
+    Example:
+        >>> retry = HandlerRetry(initial="200ms", max_attempts=4)
+        >>> [retry.delay(attempt) for attempt in (1, 2, 3)]
+        [0.2, 0.4, 0.8]
+
+    Attributes:
+        initial: seconds between the first call and the second.
+        multiplier: by which the delay grows with each further call.
+        max_delay: the longest delay.
+        max_attempts: the most calls for one batch, the first one included; 1 never repeats one.
+    """
+
+    initial: Duration = default(0.1)
+    multiplier: float = 2.0
+    max_delay: Duration = default(5.0)
+    max_attempts: int = 5
+
+    def __post_init__(self) -> None:
+        settle(self, _HANDLER_RETRY_RULES)
+        check = Checkup("HandlerRetry", self, _HANDLER_RETRY_RULES)
+        if check.sound("initial", "max_delay") and self.max_delay < self.initial:
+            check.fault("max_delay", f"is below initial={self.initial}", "raise max_delay", besides=("initial",))
+        check.finish()
+
+    def delay(self, attempt: int) -> float:
+        """The seconds to wait after call number `attempt`, from 1 on, has failed."""
+        try:
+            return min(self.max_delay, self.initial * self.multiplier ** (attempt - 1))
+        except OverflowError:
+            return self.max_delay
+
+
+_HANDLER_RETRY_RULES: dict[str, Rule] = {
+    "initial": Seconds(),
+    "multiplier": Real(least=1.0, above=False),
+    "max_delay": Seconds(),
+    "max_attempts": Whole(most=1_000),
+}
+_HANDLER_RETRY = HandlerRetry()
+
+
+class _Settled(NamedTuple):
+    """How a configuration understood what it was given for a full partition."""
+
+    strategy: BufferStrategy
+    overflow: Overflow
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig(Generic[T]):
     """Everything that can be said about a queue; `validate` says what is wrong with it.
 
+    A configuration is a value: queues made from the same one share nothing, and `dataclasses.replace` changes the
+    fields that it names, and the defaults that follow from them.
+
     Example:
-        >>> config = QueueConfig(buffer_size=2_000, max_batch=500, linger=0.05)
-        >>> config.buffer_size
-        2000
+        >>> config = QueueConfig(buffer_size=2_000, max_batch=500, linger="50ms", overflow="drop_oldest")
+        >>> config.linger, config.strategy.name
+        (0.05, 'DROP_OLDEST')
 
     Attributes:
         workers: how many drain tasks; they run on the loop that creates the queue. `fixed(1)` when neither this nor
@@ -127,7 +216,7 @@ class QueueConfig(Generic[T]):
         selector: which partition an item goes to. None chooses by use: `round_robin()` where a single `consumer`
             takes everything, `type_hash()` where handlers take types.
         buffer_size: how many items each partition holds.
-        strategy: what happens when a partition is full.
+        strategy: what happens when a partition is full; `BLOCKING` when neither this nor `overflow` is given.
         block_timeout: how many seconds a `BLOCKING` produce waits for room before it is refused; None waits.
         consumer: the single handler of every batch; without it, handlers are added by type.
         fallback: the handler of items whose type has no handler.
@@ -140,6 +229,14 @@ class QueueConfig(Generic[T]):
         drain_timeout: how many seconds a shutdown may take to handle what is left.
         balancer: moves partitions between workers as their load changes; None leaves them where they are.
         balance_interval: how many seconds pass between two calls of the balancer.
+        overflow: the same as `strategy` in the words that exporters and durable queues use: `block` (`BLOCKING`),
+            `reject` (`IF_POSSIBLE`), `drop_oldest`, `drop_newest`. Either may be given; both can be read.
+        buffer_bytes: how many bytes each partition holds, next to `buffer_size`; None bounds the items alone.
+        size_of: for `buffer_bytes`: from an item to its bytes, such as `len` for items that are bytes.
+        feeds: the names of the queues that this queue's handlers produce into; they are shut down after it.
+        log_errors: whether log events about failed handlers carry the errors' texts ("full"), which may quote items,
+            or only their classes and places ("redacted").
+        retry: when a batch comes again whose handler raised `RetryableError`.
     """
 
     workers: WorkerPolicy | None = None
@@ -147,141 +244,418 @@ class QueueConfig(Generic[T]):
     partitions: PartitionPolicy = _ONE_PARTITION
     selector: Selector[T] | None = None
     buffer_size: int = 10_000
-    strategy: BufferStrategy = BufferStrategy.BLOCKING
-    block_timeout: float | None = None
+    strategy: Settable[BufferStrategy, BufferStrategy | None] = default(None)
+    block_timeout: OptionalDuration = default(None)
     consumer: Handler[T] | None = None
     fallback: Handler[T] | None = None
     on_error: ErrorHandler[T] | None = None
     max_batch: int = 10_000
-    linger: float = 0.0
-    min_idle: float = 0.001
-    max_idle: float = 0.050
-    handler_timeout: float | None = None
-    drain_timeout: float = 30.0
+    linger: Duration = default(0.0)
+    min_idle: Duration = default(0.001)
+    max_idle: Duration = default(0.050)
+    handler_timeout: OptionalDuration = default(None)
+    drain_timeout: Duration = default(30.0)
     balancer: DrainBalancer | None = None
-    balance_interval: float = 10.0
+    balance_interval: Duration = default(10.0)
+    overflow: Settable[Overflow, Overflow | None] = default(None)
+    buffer_bytes: OptionalSize = default(None)
+    size_of: Callable[[T], int] | None = None
+    feeds: Settable[tuple[str, ...], str | Collection[str]] = default(())
+    log_errors: Literal["redacted", "full"] = "redacted"
+    retry: HandlerRetry = _HANDLER_RETRY
+    # What `strategy` and `overflow` were in the configuration that `dataclasses.replace` copies: it gives the copy the
+    # values of all fields, so that only this tells a field that it changes from one that it carries over.
+    _settled: _Settled | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.selector is None:
-            chosen = TypeHash() if self.consumer is None else RoundRobin()
-            object.__setattr__(self, "selector", chosen)
+        settle(self, _RULES)
+        settled = _settle_overflow(self.strategy, self.overflow, self._settled)
+        object.__setattr__(self, "strategy", settled.strategy)
+        object.__setattr__(self, "overflow", settled.overflow)
+        object.__setattr__(self, "_settled", settled)
 
     def validate(self, name: str) -> None:
-        """Raise `ConfigError`, naming queue, field, value and rule, for the first value that breaks a rule."""
-        text: object = name  # whatever the annotation says, the caller may not be type-checked
-        if not isinstance(text, str) or not text or not text.isprintable():
-            raise ConfigError(f"queue {name!r}: name={name!r} is not a printable text; give the queue a name")
-        _Checker(name, self).run()
+        """Raise one `ConfigError` that names each field that breaks a rule, its value, the rule and the way out."""
+        refuse(_faults(name, self))
+
+    def make_selector(self) -> Selector[T]:
+        """The selector for one queue: the one that is given or follows from the use, with a state of its own.
+
+        Example:
+            >>> config = QueueConfig(selector=round_robin())
+            >>> first, second = config.make_selector(), config.make_selector()
+            >>> [first("item", 3), first("item", 3), second("item", 3)]
+            [0, 1, 0]
+        """
+        if self.selector is None:
+            return type_hash() if self.consumer is None else round_robin()
+        return self.selector.fresh() if isinstance(self.selector, RoundRobin) else self.selector
 
     def differences(self, other: QueueConfig[Any]) -> list[str]:
         """The names of the fields in which two configurations differ."""
-        return [field.name for field in fields(self) if getattr(self, field.name) != getattr(other, field.name)]
+        names = [each for each in _FIELDS if each != "selector" and getattr(self, each) != getattr(other, each)]
+        if self.make_selector() != other.make_selector():
+            names.append("selector")
+        return sorted(names, key=_FIELDS.index)
+
+
+def _settle_overflow(strategy: Any, overflow: Any, before: _Settled | None) -> _Settled:
+    """Both ways to say what happens when a partition is full, each as it follows from the other.
+
+    What is not understood, or contradicts itself, stays as it is, for `validate` to name.
+    """
+    if before is not None and None not in (strategy, overflow):
+        carried = (strategy is before.strategy, overflow == before.overflow)
+        if carried == (True, False):
+            strategy = None
+        elif carried == (False, True):
+            overflow = None
+    if overflow is None:
+        kept = BufferStrategy.BLOCKING if strategy is None else strategy
+        return _Settled(kept, _STRATEGIES[kept] if isinstance(kept, BufferStrategy) else "block")
+    if strategy is None:
+        word: object = overflow
+        strategy = _WORDS.get(word, BufferStrategy.BLOCKING) if isinstance(word, str) else BufferStrategy.BLOCKING
+    return _Settled(strategy, overflow)
 
 
 def is_handler(value: object) -> bool:
-    """Whether a value has the shape of a handler: a callable, or an object with `consume`."""
-    return callable(value) or callable(getattr(value, "consume", None))
+    """Whether a value can be a handler."""
+    return handler_problem(value) is None
 
 
-class _Checker:
-    """The rules of a `QueueConfig`, each with a message that names queue, field, value, rule and way out."""
+def check_handler(subject: str, handler: object, weight: object = 1.0) -> None:
+    """Raise `ConfigError`, beginning with `subject`, if a handler or its weight is not what it should be."""
+    rules: dict[str, tuple[Rule, object]] = {
+        "handler": (HandlerRule(), handler),
+        "weight": (Real(most=MOST_PARTITIONS), weight),
+    }
+    refuse(fault for name, (rule, value) in rules.items() for fault in faults_of(subject, name, value, rule))
 
-    def __init__(self, name: str, config: QueueConfig[Any]) -> None:
-        self.name = name
-        self.config = config
 
-    def run(self) -> None:
-        config = self.config
-        self.kind("workers", WorkerPolicy, "a WorkerPolicy", optional=True)
-        self.kind("scheduler", SharedScheduler, "a SharedScheduler", optional=True)
-        if config.workers is not None and config.scheduler is not None:
-            self.fail("scheduler", "is given beside workers", "give at most one of the two")
-        if config.scheduler is not None:
-            self.scheduler(config.scheduler)
-        self.kind("partitions", PartitionPolicy, "a PartitionPolicy")
-        self.kind("strategy", BufferStrategy, "a BufferStrategy")
-        if not callable(config.selector):
-            self.fail("selector", "is not callable", "give type_hash(), round_robin(), by_key(fn) or a function")
-        self.handlers()
-        self.whole("buffer_size")
-        self.whole("max_batch")
-        self.seconds("block_timeout", optional=True)
-        self.seconds("linger", zero=True)
-        self.seconds("min_idle")
-        self.seconds("max_idle")
-        if config.max_idle < config.min_idle:
-            self.fail("max_idle", f"is below min_idle={config.min_idle}", "raise max_idle")
-        self.seconds("handler_timeout", optional=True)
-        self.seconds("drain_timeout", zero=True)
-        self.seconds("balance_interval")
-        if config.balancer is not None and not callable(getattr(config.balancer, "assign", None)):
-            self.fail("balancer", "has no assign method", "give throughput_weighted() or an object with assign")
+# -- the rules of the fields -------------------------------------------------------------------------------------------
 
-    def scheduler(self, scheduler: SharedScheduler) -> None:
-        name: object = scheduler.name
-        policy: object = scheduler.policy
-        if not isinstance(name, str) or not name:
-            self.fail("scheduler", "has no name", "give SharedScheduler a name")
-        if not isinstance(policy, WorkerPolicy):
-            self.fail("scheduler", "has no WorkerPolicy", "give SharedScheduler a WorkerPolicy")
 
-    def handlers(self) -> None:
-        config = self.config
-        for field in ("consumer", "fallback"):
-            if getattr(config, field) is not None and not is_handler(getattr(config, field)):
-                self.fail(
-                    field, "is no handler", "give an async callable(batch) or an object with async consume(batch)"
-                )
-        on_error: Any = config.on_error
-        if on_error is not None and not callable(on_error):
-            self.fail("on_error", "is not callable", "give a function of (batch, error)")
-        if config.consumer is not None and config.fallback is not None:
-            self.fail("fallback", "is given beside consumer, which takes every item", "give only one of the two")
+def _worker_example(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_WORKERS:
+        return "WorkerPolicy.fixed(4)"
+    return f"WorkerPolicy.fixed({value})" if isinstance(value, int) else f"WorkerPolicy.cpu_cores({value})"
 
-    def fail(self, field: str, rule: str, way_out: str) -> None:
-        value = getattr(self.config, field)
-        raise ConfigError(f"queue {self.name!r}: {field}={value!r} {rule}; {way_out}")
 
-    def kind(self, field: str, wanted: type, described: str, *, optional: bool = False) -> None:
-        value = getattr(self.config, field)
-        if not (isinstance(value, wanted) or (optional and value is None)):
-            self.fail(field, f"is not {described}", f"give {described}")
+def _partition_example(value: Any) -> str:
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_PARTITIONS
+    return f"PartitionPolicy.fixed({value if known else 4})"
 
-    def whole(self, field: str) -> None:
-        value = getattr(self.config, field)
-        if not isinstance(value, int) or isinstance(value, bool):
-            self.fail(field, "is not a whole number", "give an int of 1 or more")
-        if value < 1:
-            self.fail(field, "is below 1", f"set {field} to 1 or more")
 
-    def seconds(self, field: str, *, optional: bool = False, zero: bool = False) -> None:
-        value = getattr(self.config, field)
-        if optional and value is None:
-            return
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            self.fail(field, "is not a finite number of seconds", "give seconds as a float")
-        if value < 0 or (value == 0 and not zero):
-            self.fail(field, f"is {'below' if value < 0 else 'not above'} 0", f"set {field} to a positive number")
+def _scheduler_example(value: Any) -> str:
+    name = value if isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME else "IO_POOL"
+    return f"SharedScheduler({name!r}, {_worker_example(value)})"
+
+
+def _retry_example(value: Any) -> str:
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LONGEST_NAME
+    return f"HandlerRetry(max_attempts={value if known else 5})"
+
+
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policy(Kind):
+    """A policy; in a file it is written as the call that makes it."""
+
+    makers: Mapping[str, Callable[..., Any]]
+
+    def read(self, value: Any, layer: Layer) -> Any:  # noqa: ARG002 - a rule's signature
+        """What a text, a mapping or a number stands for."""
+        return value if value is None or isinstance(value, self.wanted) else read_call(value, self.makers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Section(Kind):
+    """An object with fields of its own; in a file it is a mapping.
+
+    Attributes:
+        rules: of its fields; all of them are needed if the class has no defaults for them.
+    """
+
+    rules: Mapping[str, Rule]
+    needed: tuple[str, ...] = ()
+
+    def read(self, value: Any, layer: Layer) -> Any:
+        """The object that a mapping describes."""
+        if value is None or isinstance(value, self.wanted):
+            return value
+        if not isinstance(value, Mapping):
+            names = ", ".join(f"{name}: ..." for name in self.rules)
+            raise UnreadableError(Problem("is not a mapping", f"write {{{names}}}"))
+        section: Mapping[Any, Any] = {**value}
+        problems = [
+            Problem("is unknown", nearest(str(name), self.rules), f".{clip(str(name))}", "")
+            for name in section
+            if name not in self.rules
+        ]
+        problems += [
+            Problem("is missing", f"write {name}: ...", f".{name}", "") for name in self.needed if name not in section
+        ]
+        values: dict[str, Any] = {}
+        for name, rule in self.rules.items():
+            if name in section:
+                try:
+                    # A mapping in the environment is JSON, so its numbers are numbers.
+                    values[name] = rule.read(section[name], "file" if layer == "environment" else layer)
+                except UnreadableError as error:
+                    shown = short(section[name])
+                    problems += [
+                        each._replace(path=f".{name}{each.path}", value=shown if each.value is None else each.value)
+                        for each in error.problems
+                    ]
+        if problems:
+            raise UnreadableError(*problems)
+        return self._make(values)
+
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:
+        """It is an object of the class, and its fields are sound."""
+        # Not by name: in a dataclass with slots, super() without arguments would mean the class before them.
+        yield from Kind.judge(self, name, value)
+        if isinstance(value, self.wanted):
+            for inner, rule in self.rules.items():
+                held = getattr(value, inner)
+                for each in rule.problems(f"{name}.{inner}", held):
+                    shown = short(held) if each.value is None else each.value
+                    yield each._replace(path=f".{inner}{each.path}", value=shown)
+
+    def _make(self, values: dict[str, Any]) -> Any:
+        try:
+            return self.wanted(**values)
+        except ConfigError as error:
+            problems = (Problem(each.rule, each.way_out, f".{each.path}", each.value) for each in error.faults)
+            raise UnreadableError(*problems) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text(Rule):
+    """A text that is not empty."""
+
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:
+        """It is one."""
+        if not isinstance(value, str) or not value:
+            yield Problem("is not a name", f"set {name} to a text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Selector(Function):
+    """A selector; in a file it is one of two words."""
+
+    def read(self, value: Any, layer: Layer) -> Any:  # noqa: ARG002 - a rule's signature
+        """The selector that a word stands for."""
+        if value is None or callable(value):
+            return value
+        if isinstance(value, str) and value.strip().startswith("by_key"):
+            raise UnreadableError(Problem("needs a function, which is code", "give selector=by_key(fn) in overrides"))
+        return read_call(value, {"round_robin": round_robin, "type_hash": type_hash})
+
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:
+        """It is a function of item and number of partitions."""
+        way_out = "give type_hash(), round_robin(), by_key(fn) or a function of (item, partition_count)"
+        for problem in Function.judge(self, name, value):
+            yield problem._replace(way_out=way_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SizeOf(Function):
+    """A function from an item to its bytes; in a file it is the word `len`."""
+
+    def read(self, value: Any, layer: Layer) -> Any:  # noqa: ARG002 - a rule's signature
+        """The function that the word stands for."""
+        if value is None or callable(value):
+            return value
+        return read_call(value, {"len": lambda: len})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Strategy(Rule):
+    """A strategy; in a file it is a word."""
+
+    def read(self, value: Any, layer: Layer) -> Any:  # noqa: ARG002 - a rule's signature
+        """The strategy that a word stands for."""
+        if value is None or isinstance(value, BufferStrategy):
+            return value
+        names = [each.value for each in BufferStrategy]
+        if not isinstance(value, str) or value.lower() not in names:
+            raise UnreadableError(Problem("is not a strategy", nearest(str(short(value)).lower().strip("'"), names)))
+        return BufferStrategy(value.lower())
+
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
+        """It is one."""
+        if not isinstance(value, BufferStrategy):
+            word = value.lower() if isinstance(value, str) else ""
+            meant = (
+                word
+                if word in _WORDS
+                else next((_STRATEGIES[each] for each in BufferStrategy if each.value == word), "drop_oldest")
+            )
+            member = _WORDS[meant].name
+            way_out = f"give a BufferStrategy such as BufferStrategy.{member}, or say overflow={meant!r}"
+            yield Problem("is not a BufferStrategy", way_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Balancer(Rule):
+    """A balancer; in a file it is written as the call that makes it."""
+
+    def read(self, value: Any, layer: Layer) -> Any:  # noqa: ARG002 - a rule's signature
+        """The balancer that a text stands for."""
+        if value is None or callable(getattr(value, "assign", None)):
+            return value
+        return read_call(value, {"throughput_weighted": throughput_weighted})
+
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
+        """It is an object with `assign`."""
+        way_out = "give throughput_weighted() or an object with assign"
+        if isinstance(value, type):
+            yield Problem("is a class", way_out)
+        elif not callable(getattr(value, "assign", None)):
+            yield Problem("has no assign method", way_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names(Rule):
+    """Names of queues."""
+
+    def settle(self, value: Any) -> Any:
+        """All names, once each; a text is one name."""
+        if isinstance(value, str):
+            return (value,) if _are_texts((value,)) else value
+        if not isinstance(value, list | tuple | set | frozenset):
+            return value
+        names = cast("Collection[Any]", value)
+        return tuple(dict.fromkeys(names)) if _are_texts(names) else names
+
+    def read(self, value: Any, layer: Layer) -> Any:
+        """The names; in the environment they are separated by commas."""
+        if layer == "environment" and isinstance(value, str):
+            return self.settle([name.strip() for name in value.split(",") if name.strip()])
+        return self.settle(value)
+
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
+        """They are texts that can be printed."""
+        if not isinstance(value, tuple) or not _are_texts(cast("Collection[Any]", value)):
+            yield Problem("is not a name of a queue, nor several", "give a text, or a tuple of texts")
+
+
+def _are_texts(values: Collection[object]) -> bool:
+    return all(isinstance(each, str) and each and each.isprintable() for each in values)
+
+
+_WORKERS = _Policy(
+    wanted=WorkerPolicy,
+    example=_worker_example,
+    makers={kind: getattr(WorkerPolicy, kind) for kind in ("fixed", "cpu_cores", "cpu_cores_with_base", "io_bound")},
+)
+_RULES: dict[str, Rule] = {
+    "workers": replace(_WORKERS, optional=True),
+    "scheduler": _Section(
+        wanted=SharedScheduler,
+        example=_scheduler_example,
+        rules={"name": _Text(), "policy": _WORKERS},
+        needed=("name", "policy"),
+        optional=True,
+    ),
+    "partitions": _Policy(
+        wanted=PartitionPolicy,
+        example=_partition_example,
+        makers={kind: getattr(PartitionPolicy, kind) for kind in ("fixed", "worker_multiply", "adaptive")},
+    ),
+    "selector": _Selector(parameters=("item", "partition_count"), optional=True),
+    "buffer_size": Whole(),
+    "strategy": _Strategy(),
+    "block_timeout": Seconds(optional=True),
+    "consumer": HandlerRule(optional=True),
+    "fallback": HandlerRule(optional=True),
+    "on_error": ErrorHandlerRule(optional=True),
+    "max_batch": Whole(),
+    "linger": Seconds(above=False),
+    "min_idle": Seconds(),
+    "max_idle": Seconds(),
+    "handler_timeout": Seconds(optional=True),
+    "drain_timeout": Seconds(above=False),
+    "balancer": _Balancer(optional=True),
+    "balance_interval": Seconds(),
+    "overflow": Choice(words=OVERFLOWS),
+    "buffer_bytes": Bytes(optional=True),
+    "size_of": _SizeOf(parameters=("item",), may_be_class=True, optional=True),
+    "feeds": _Names(),
+    "log_errors": Choice(words=("redacted", "full")),
+    "retry": _Section(wanted=HandlerRetry, example=_retry_example, rules=_HANDLER_RETRY_RULES),
+}
+_FIELDS = tuple(_RULES)
+
+
+def _faults(
+    name: str,
+    config: QueueConfig[Any],
+    settings: Mapping[str, Setting] | None = None,
+    unreadable: Mapping[str, Collection[Problem]] | None = None,
+    *,
+    doubtful: Collection[str] = (),
+    whole: bool = True,
+) -> list[ConfigFault]:
+    """All that is wrong with a queue's configuration; rules between fields only where it is `whole`."""
+    settings = settings or {}
+    subject = f"queue {clip(repr(name))}"
+    check = Checkup(
+        subject,
+        config,
+        _RULES,
+        origins={field: setting.origin for field, setting in settings.items()},
+        shown={field: setting.value for field, setting in settings.items()},
+        unreadable=unreadable,
+        doubtful=doubtful,
+    )
+    if whole:
+        _check_together(name, config, check)
+    text: object = name  # whatever the annotation says, the caller may not be type-checked
+    if isinstance(text, str) and text and text.isprintable():
+        return check.faults
+    rule, way_out = "is not a printable text", "give the queue a name"
+    nameless = ConfigFault(owner=subject, path="name", value=clip(repr(name)), rule=rule, way_out=way_out)
+    return [nameless, *check.faults]
+
+
+def _check_together(name: str, config: QueueConfig[Any], check: Checkup) -> None:
+    """The rules between fields."""
+    if config.workers is not None and config.scheduler is not None and check.sound("workers", "scheduler"):
+        rule, way_out = "is given together with workers", "give at most one of the two"
+        check.fault("scheduler", rule, way_out, besides=("workers",))
+    if check.sound("min_idle", "max_idle") and config.max_idle < config.min_idle:
+        check.fault("max_idle", f"is below min_idle={config.min_idle}", "raise max_idle", besides=("min_idle",))
+    if config.consumer is not None and config.fallback is not None:
+        rule = "is given together with consumer, which takes every item"
+        check.fault("fallback", rule, "give only one of the two", besides=("consumer",))
+    if check.sound("strategy", "overflow") and _STRATEGIES[config.strategy] != config.overflow:
+        rule = f"contradicts strategy={config.strategy.name}, which means {_STRATEGIES[config.strategy]!r}"
+        check.fault("overflow", rule, "give only one of the two", besides=("strategy",))
+    if check.sound("buffer_bytes", "size_of") and (config.buffer_bytes is None) != (config.size_of is None):
+        if config.size_of is None:
+            way_out = "give a function from an item to its bytes, such as size_of=len for bytes"
+            check.fault("buffer_bytes", "is given without size_of", way_out, besides=("size_of",))
+        else:
+            check.fault("size_of", "is given without buffer_bytes", "give both or none", besides=("buffer_bytes",))
+    if check.sound("feeds") and name in config.feeds:
+        check.fault("feeds", "names the queue itself", "name only other queues")
 
 
 # -- queues from a file, the environment and overrides -----------------------------------------------------------------
 
 _FROM_CODE = ("consumer", "fallback", "on_error")
-_WORKERS = {kind: getattr(WorkerPolicy, kind) for kind in ("fixed", "cpu_cores", "cpu_cores_with_base", "io_bound")}
-_PARTITIONS = {kind: getattr(PartitionPolicy, kind) for kind in ("fixed", "worker_multiply", "adaptive")}
-_SELECTORS = {"round_robin": round_robin, "type_hash": type_hash}
-
-
-class _SchedulerSection(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    policy: Any
 
 
 def load_config(
     path: str | os.PathLike[str] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
-    prefix: str = "BATCHQUEUE_",
+    prefix: str = PREFIX,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, QueueConfig[Any]]:
     """The configurations of queues, by name, from a YAML file, the environment and overrides; the later one wins.
@@ -296,97 +670,61 @@ def load_config(
         overrides: fields by queue name, as in the file, or the objects themselves.
 
     Raises:
-        ConfigError: the file can't be read, or a value is not what it should be; names file, queue, field and value.
+        ConfigError: the file can't be read, or values are not what they should be; names all of them, each with file,
+            line and column or variable, queue, field, value, rule and way out.
 
     Example:
         >>> environ = {"BATCHQUEUE_QUEUES__SPANS__WORKERS": "cpu_cores(0.5)"}
-        >>> configs = load_config(environ=environ, overrides={"spans": {"max_batch": 500}})
-        >>> str(configs["spans"].workers), configs["spans"].max_batch
-        ('cpu_cores(0.5)', 500)
+        >>> configs = load_config(environ=environ, overrides={"spans": {"max_batch": 500, "linger": "50ms"}})
+        >>> str(configs["spans"].workers), configs["spans"].max_batch, configs["spans"].linger
+        ('cpu_cores(0.5)', 500, 0.05)
     """
-    configs: dict[str, QueueConfig[Any]] = {}
     # As a default value the environment, secrets and all, would stand in every printed signature.
     variables = os.environ if environ is None else environ
-    for queue, settings in read_settings(path, variables, prefix, overrides).items():
-        values = {field: _field(queue, field, setting) for field, setting in settings.items()}
-        configs[queue] = QueueConfig(**values)
-        try:
-            configs[queue].validate(queue)
-        except ConfigError as error:
-            origins = dict.fromkeys(setting.origin for setting in settings.values())
-            raise ConfigError(f"{' and '.join(origins)}: {error}") from None
+    layers = read_settings(path, variables, prefix, overrides, _FIELDS)
+    faults = list(layers.faults)
+    configs: dict[str, QueueConfig[Any]] = {}
+    for queue, settings in layers.settings.items():
+        configs[queue], wrong = _configure(queue, settings, whole=layers.whole)
+        faults += wrong
+    refuse(faults)
     return configs
 
 
-def _field(queue: str, field: str, setting: Setting) -> Any:
-    names = [each.name for each in fields(QueueConfig)]
-    subject = f"{setting.origin}: queue {queue!r}"
-    if field not in names:
-        raise ConfigError(f"{subject}: {field} is no field of a queue; {nearest(field, names)}")
-    if field in _FROM_CODE and setting.layer != "code":
-        raise ConfigError(
-            f"{subject}: {field} is code, which no file or variable can hold; "
-            f"give it as overrides={{{queue!r}: {{{field!r}: ...}}}}"
-        )
-    try:
-        return _value(field, setting)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{subject}: {field}={short(setting.value)}: {error}") from None
+def _configure(
+    queue: str, settings: Mapping[str, Setting], *, whole: bool
+) -> tuple[QueueConfig[Any], list[ConfigFault]]:
+    """A queue's configuration, of what can be read of its settings, and all that is wrong with them."""
+    values: dict[str, Any] = {}
+    unreadable: dict[str, Collection[Problem]] = {}
+    faults: list[ConfigFault] = []
+    for name, setting in settings.items():
+        if name not in _RULES:
+            faults.append(
+                ConfigFault(
+                    origin=setting.origin,
+                    owner=f"queue {clip(repr(queue))}",
+                    path=clip(name),
+                    rule="is not a field of a queue",
+                    way_out=nearest(name, _FIELDS),
+                )
+            )
+        elif name in _FROM_CODE and setting.layer != "code":
+            way_out = f"give it as overrides={{{queue!r}: {{{name!r}: ...}}}}"
+            unreadable[name] = [Problem("is code, which no file or variable can hold", way_out, value="")]
+        else:
+            try:
+                values[name] = _RULES[name].read(setting.value, setting.layer)
+            except UnreadableError as error:
+                unreadable[name] = error.problems
+    config: QueueConfig[Any] = QueueConfig(**values)
+    meant = [closest(name, _FIELDS) for name in settings if name not in _RULES]
+    doubtful = [name for name in meant if name is not None]
+    faults += _faults(queue, config, settings, unreadable, doubtful=doubtful, whole=whole)
+    return config, sorted(faults, key=_place_in(settings))
 
 
-def _value(field: str, setting: Setting) -> Any:
-    value = setting.value
-    hint = _hints()[field]
-    if hint in (int, float, float | None):
-        try:
-            return msgspec.convert(value, hint, strict=setting.layer != "environment")
-        except msgspec.ValidationError as error:
-            unit = "a whole number, such as 500" if hint is int else "seconds as a plain number, such as 0.05"
-            raise ValueError(f"{error}; give {unit}") from None
-    return value if value is None or field in _FROM_CODE else _OBJECTS[field](value)
-
-
-@functools.cache
-def _hints() -> dict[str, Any]:
-    return get_type_hints(QueueConfig)
-
-
-def _policy(kind: type, makers: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Any]:
-    return lambda value: value if isinstance(value, kind) else read_call(value, makers)
-
-
-def _scheduler(value: Any) -> SharedScheduler:
-    if isinstance(value, SharedScheduler):
-        return value
-    section = msgspec.convert(value, _SchedulerSection)
-    return SharedScheduler(section.name, _OBJECTS["workers"](section.policy))
-
-
-def _selector(value: Any) -> Any:
-    if isinstance(value, str) and value.strip().startswith("by_key"):
-        raise ValueError("by_key needs a function, which is code; give selector=by_key(fn) in overrides")
-    return value if callable(value) else read_call(value, _SELECTORS)
-
-
-def _strategy(value: Any) -> BufferStrategy:
-    if isinstance(value, BufferStrategy):
-        return value
-    names = [each.value for each in BufferStrategy]
-    if not isinstance(value, str) or value.lower() not in names:
-        raise ValueError(f"is no strategy; {nearest(str(value).lower(), names)}")
-    return BufferStrategy(value.lower())
-
-
-def _balancer(value: Any) -> Any:
-    is_balancer = callable(getattr(value, "assign", None))
-    return value if is_balancer else read_call(value, {"throughput_weighted": throughput_weighted})
-
-
-_OBJECTS: dict[str, Callable[[Any], Any]] = {
-    "workers": _policy(WorkerPolicy, _WORKERS),
-    "scheduler": _scheduler,
-    "partitions": _policy(PartitionPolicy, _PARTITIONS),
-    "selector": _selector,
-    "strategy": _strategy,
-    "balancer": _balancer,
-}
+def _place_in(settings: Mapping[str, Setting]) -> Callable[[ConfigFault], int]:
+    """Sorts faults as the settings stand; what is about a queue as a whole comes first."""
+    order = {name: place for place, name in enumerate(settings)}
+    return lambda fault: order.get(fault.path.partition(".")[0], -1)

@@ -6,10 +6,14 @@ a property of its class, so that a worker decides by type and never by parsing t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from typing import Self
+
+_MOST_LINES = 50
 
 
 class BatchQueueError(Exception):
@@ -21,15 +25,74 @@ class BatchQueueError(Exception):
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFault:
+    """One thing that is wrong with a configuration; as text, one line of the `ConfigError` that carries it.
+
+    Example:
+        >>> print(ConfigFault(owner="queue 'spans'", path="linger", value="-1", rule="is below 0", way_out="raise it"))
+        queue 'spans': linger=-1 is below 0; raise it
+
+    Attributes:
+        path: the field, with dots where it is inside another: "max_batch", "retry.initial"; "" for a whole file.
+        rule: the rule that is broken, as the rest of a sentence about the field.
+        way_out: what to do about it.
+        value: the value as text: shortened, and hidden where it may be a secret; None where there is none to show.
+        owner: whose field it is: "queue 'spans'", "RetryPolicy"; "" where nothing has been read yet.
+        origin: where the value was set: a file with line and column, a variable, "overrides"; None for code.
+    """
+
+    path: str
+    rule: str
+    way_out: str
+    value: str | None = None
+    owner: str = ""
+    origin: str | None = None
+
+    def __str__(self) -> str:
+        field = self.path if self.value is None else f"{self.path}={self.value}"
+        sentence = f"{field} {self.rule}" if field else self.rule
+        place = [part for part in (self.origin, self.owner) if part]
+        return f"{': '.join([*place, sentence])}; {self.way_out}"
+
+
 class ConfigError(BatchQueueError, ValueError):
-    """A configuration value breaks a rule; raised before anything starts.
+    """A configuration breaks rules; raised before anything starts, and says all of them at once.
 
     Example:
         >>> raise ConfigError("queue 'spans': max_batch=0 is below 1; set max_batch to 1 or more")
         Traceback (most recent call last):
         ...
         batchqueue_async.errors.ConfigError: queue 'spans': max_batch=0 is below 1; set max_batch to 1 or more
+
+    Attributes:
+        faults: what is wrong, one by one; empty where an error is about something other than fields.
     """
+
+    faults: tuple[ConfigFault, ...]
+
+    def __init__(self, message: str = "", faults: Sequence[ConfigFault] = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults)
+
+    @classmethod
+    def of(cls, faults: Iterable[ConfigFault]) -> Self:
+        """The error that says these faults: on one line when there is one, else on a line each.
+
+        Example:
+            >>> fault = ConfigFault(path="linger", value="-1", rule="is below 0", way_out="set linger to 0 or more")
+            >>> print(ConfigError.of([fault, fault]))
+            2 faults in the configuration:
+              linger=-1 is below 0; set linger to 0 or more
+              linger=-1 is below 0; set linger to 0 or more
+        """
+        found = tuple(faults)
+        if len(found) == 1:
+            return cls(str(found[0]), found)
+        lines = [f"{len(found)} faults in the configuration:", *(f"  {fault}" for fault in found[:_MOST_LINES])]
+        if len(found) > _MOST_LINES:
+            lines.append(f"  and {len(found) - _MOST_LINES} more; the error's `faults` has them all")
+        return cls("\n".join(lines), found)
 
 
 class QueueExistsError(ConfigError):

@@ -18,29 +18,38 @@ import os
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
 
+from batchqueue_async._support.checks import Checkup, Choice, Function, Real, Rule, Whole, require
 from batchqueue_async.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+Overflow = Literal["block", "reject", "drop_oldest", "drop_newest"]
+"""What happens where something is full: the one vocabulary, for queues in memory and on disk, and for exporters."""
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
+
 IO_BOUND_PER_CORE = 4
 IO_BOUND_LIMIT = 200
+# Every worker is a task, and every partition some kilobytes: more of them than this is a slip of the keyboard.
+MOST_WORKERS = 100_000
+MOST_PARTITIONS = 100_000
 
-
-def _whole(owner: str, name: str, value: object, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{owner}: {name}={value!r} is not a whole number; give an int of {least} or more")
-    if value < least:
-        raise ConfigError(f"{owner}: {name}={value!r} is below {least}; give {least} or more")
-    return value
-
-
-def _real(owner: str, name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ConfigError(f"{owner}: {name}={value!r} is not a finite number; give one above 0")
-    return float(value)
+_COUNT = Whole(most=MOST_WORKERS)
+_PARTITIONS = Whole(most=MOST_PARTITIONS)
+_MULTIPLIER = Real(most=MOST_WORKERS)
+_MULTIPLIER_OR_ZERO = Real(above=False, most=MOST_WORKERS)
+_WEIGHT = Real(above=False)
+_WORKER_RULES: dict[str, Rule] = {
+    "kind": Choice(words=("fixed", "cpu_cores", "io_bound")),
+    "base": Whole(least=0, most=MOST_WORKERS),
+    "per_core": _MULTIPLIER_OR_ZERO,
+}
+_PARTITION_RULES: dict[str, Rule] = {
+    "kind": Choice(words=("fixed", "worker_multiply", "adaptive")),
+    "number": _PARTITIONS,
+}
 
 
 def _round_half_up(value: float) -> int:
@@ -69,28 +78,40 @@ class WorkerPolicy:
     base: int = 0
     per_core: float = 0.0
 
+    def __post_init__(self) -> None:
+        check = Checkup("WorkerPolicy", self, _WORKER_RULES)
+        if check.sound("kind", "base", "per_core"):
+            numbers = (self.base, self.per_core)
+            if self.kind == "fixed" and (self.base < 1 or self.per_core):
+                rule = f"with per_core={self.per_core} is not a fixed number of workers"
+                check.fault("base", rule, "use WorkerPolicy.fixed(4)")
+            elif self.kind == "cpu_cores" and not any(numbers):
+                check.fault("per_core", "with base=0 gives no worker", "use WorkerPolicy.cpu_cores(0.5)")
+            elif self.kind == "io_bound" and numbers != (0, IO_BOUND_PER_CORE):
+                check.fault("per_core", "is not the number of io_bound", "use WorkerPolicy.io_bound()")
+        check.finish()
+
     @classmethod
     def fixed(cls, count: int) -> WorkerPolicy:
         """Exactly `count` workers, on any machine."""
-        return cls("fixed", base=_whole("WorkerPolicy.fixed", "count", count, 1))
+        require("WorkerPolicy.fixed", "count", count, _COUNT)
+        return cls("fixed", base=count)
 
     @classmethod
     def cpu_cores(cls, multiplier: float) -> WorkerPolicy:
         """`multiplier` workers per core, half rounded up, at least 1."""
-        value = _real("WorkerPolicy.cpu_cores", "multiplier", multiplier)
-        if value <= 0:
-            raise ConfigError(f"WorkerPolicy.cpu_cores: multiplier={value} is not above 0; give e.g. 0.5")
-        return cls("cpu_cores", per_core=value)
+        require("WorkerPolicy.cpu_cores", "multiplier", multiplier, _MULTIPLIER)
+        return cls("cpu_cores", per_core=float(multiplier))
 
     @classmethod
     def cpu_cores_with_base(cls, base: int, multiplier: float) -> WorkerPolicy:
         """`base` workers and `multiplier` more per core, half rounded up, at least 1."""
         owner = "WorkerPolicy.cpu_cores_with_base"
-        count = _whole(owner, "base", base, 0)
-        value = _real(owner, "multiplier", multiplier)
-        if value < 0 or (count == 0 and value == 0):
-            raise ConfigError(f"{owner}: multiplier={value} with base={count} gives no worker; raise either")
-        return cls("cpu_cores", base=count, per_core=value)
+        require(owner, "base", base, Whole(least=0, most=MOST_WORKERS))
+        require(owner, "multiplier", multiplier, _MULTIPLIER_OR_ZERO)
+        if not base and not multiplier:
+            raise ConfigError(f"{owner}: multiplier={multiplier} with base={base} gives no worker; raise either")
+        return cls("cpu_cores", base=base, per_core=float(multiplier))
 
     @classmethod
     def io_bound(cls) -> WorkerPolicy:
@@ -101,9 +122,11 @@ class WorkerPolicy:
         """The number of workers on a machine with `cpu_count` cores (this machine when None); at least 1."""
         if self.kind == "fixed":
             return self.base
-        cores = available_cpus() if cpu_count is None else _whole("WorkerPolicy", "cpu_count", cpu_count, 1)
+        if cpu_count is not None:
+            require("WorkerPolicy", "cpu_count", cpu_count, _COUNT)
+        cores = available_cpus() if cpu_count is None else cpu_count
         count = max(1, self.base + _round_half_up(self.per_core * cores))
-        return min(count, IO_BOUND_LIMIT) if self.kind == "io_bound" else count
+        return min(count, IO_BOUND_LIMIT if self.kind == "io_bound" else MOST_WORKERS)
 
     def __str__(self) -> str:
         if self.kind == "fixed":
@@ -128,37 +151,42 @@ class PartitionPolicy:
     kind: Literal["fixed", "worker_multiply", "adaptive"]
     number: int
 
+    def __post_init__(self) -> None:
+        Checkup("PartitionPolicy", self, _PARTITION_RULES).finish()
+
     @classmethod
     def fixed(cls, count: int) -> PartitionPolicy:
         """Exactly `count` partitions."""
-        return cls("fixed", _whole("PartitionPolicy.fixed", "count", count, 1))
+        require("PartitionPolicy.fixed", "count", count, _PARTITIONS)
+        return cls("fixed", count)
 
     @classmethod
     def worker_multiply(cls, multiplier: int) -> PartitionPolicy:
         """`multiplier` partitions per worker."""
-        return cls("worker_multiply", _whole("PartitionPolicy.worker_multiply", "multiplier", multiplier, 1))
+        require("PartitionPolicy.worker_multiply", "multiplier", multiplier, _PARTITIONS)
+        return cls("worker_multiply", multiplier)
 
     @classmethod
     def adaptive(cls, multiplier: int = 25) -> PartitionPolicy:
         """A partition per unit of handler weight up to `workers x multiplier`, then one per two units."""
-        return cls("adaptive", _whole("PartitionPolicy.adaptive", "multiplier", multiplier, 1))
+        require("PartitionPolicy.adaptive", "multiplier", multiplier, _PARTITIONS)
+        return cls("adaptive", multiplier)
 
     def resolve(self, workers: int, weight: float = 0) -> int:
-        """The number of partitions for `workers` workers and handlers of `weight` in all; at least 1."""
-        count = _whole("PartitionPolicy", "workers", workers, 1)
+        """The number of partitions for `workers` workers and handlers of `weight` in all; from 1 to 100,000."""
+        require("PartitionPolicy", "workers", workers, _COUNT)
         if self.kind == "fixed":
             return self.number
         if self.kind == "worker_multiply":
-            return self.number * count
-        total = _real("PartitionPolicy", "weight", weight)
-        if total < 0:
-            raise ConfigError(f"PartitionPolicy: weight={weight} is below 0; handler weights are above 0")
+            return min(self.number * workers, MOST_PARTITIONS)
+        require("PartitionPolicy", "weight", weight, _WEIGHT)
         # 1247 x 0.05 is 62.35000000000001 in binary: noise must not buy a partition.
-        effective = math.ceil(round(total, 9))
+        effective = math.ceil(round(weight, 9))
         if effective == 0:
-            return count
-        threshold = count * self.number
-        return effective if effective <= threshold else threshold + (effective - threshold) // 2
+            return workers
+        threshold = workers * self.number
+        wanted = effective if effective <= threshold else threshold + (effective - threshold) // 2
+        return min(wanted, MOST_PARTITIONS)
 
     def __str__(self) -> str:
         return f"{self.kind}({self.number})"
@@ -212,6 +240,10 @@ class RoundRobin:
         """The partition whose turn it is."""
         return next(self._turns) % partition_count
 
+    def fresh(self) -> RoundRobin:
+        """The same selector with turns of its own, for another queue."""
+        return RoundRobin()
+
     def __str__(self) -> str:
         return "round_robin()"
 
@@ -221,6 +253,9 @@ class ByKey(Generic[T_contra]):
     """Items with equal keys share a partition; see `by_key`."""
 
     key: Callable[[T_contra], Any]
+
+    def __post_init__(self) -> None:
+        require("by_key", "key", self.key, Function(parameters=("item",), may_be_class=True))
 
     def __call__(self, item: T_contra, partition_count: int) -> int:
         """The partition of the item's key."""
@@ -259,8 +294,6 @@ def by_key(key: Callable[[T_contra], Any]) -> ByKey[T_contra]:
         >>> select("abc", 4) == select("xyz", 4)
         True
     """
-    if not callable(key):
-        raise ConfigError(f"by_key: key={key!r} is not callable; give a function from item to key")
     return ByKey(key)
 
 
@@ -274,10 +307,7 @@ class ThroughputWeighted:
     skip_ratio: float = 1.15
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.skip_ratio) or self.skip_ratio < 1:
-            raise ConfigError(
-                f"throughput_weighted: skip_ratio={self.skip_ratio!r} is not a finite number from 1 on; give e.g. 1.15"
-            )
+        require("throughput_weighted", "skip_ratio", self.skip_ratio, Real(least=1.0, above=False))
 
     def assign(self, throughput: Sequence[int], owners: Sequence[int], workers: int) -> list[int] | None:
         """The new owner of each partition, or None where moving them is not worth it."""

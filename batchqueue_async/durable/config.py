@@ -9,18 +9,38 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from batchqueue_async._support.checks import (
+    Bytes,
+    Checkup,
+    Choice,
+    Duration,
+    Function,
+    OptionalDuration,
+    OptionalSize,
+    Real,
+    Rule,
+    Seconds,
+    Size,
+    Whole,
+    default,
+    require,
+    settle,
+)
+from batchqueue_async._support.wording import nearest
 from batchqueue_async.durable.disk import compression as codecs
 from batchqueue_async.durable.disk.format import DATA_START, FOOTER, MAX_FRAME, frame_size
 from batchqueue_async.durable.state.frame import ALWAYS, INTERVAL, OS
 from batchqueue_async.errors import ConfigError
+from batchqueue_async.policies import OVERFLOWS, Overflow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 Durability = Literal["always", "interval", "os"]
 Order = Literal["fifo", "freshest", "key"]
-Overflow = Literal["block", "reject", "drop_oldest", "drop_newest"]
 Compression = Literal["none", "lz4", "snappy", "zstd"]
+
+__all__ = ["Compression", "Durability", "DurableConfig", "Order", "Overflow", "memory_limit"]
 
 RANKS: dict[str, int] = {"always": ALWAYS, "interval": INTERVAL, "os": OS}
 _KIB = 1 << 10
@@ -65,54 +85,35 @@ class DurableConfig:
     """
 
     durability: Durability = "always"
-    sync_interval: float = 1.0
-    stale_flush: float | None = 30.0
+    sync_interval: Duration = default(1.0)
+    stale_flush: OptionalDuration = default(30.0)
     order: Order = "fifo"
     key: Callable[[bytes], Hashable] | None = None
     key_lookahead: int = 10_000
-    segment_bytes: int = 64 * _MIB
-    memory_bytes: int = 64 * _MIB
+    segment_bytes: Size = default(64 * _MIB)
+    memory_bytes: Size = default(64 * _MIB)
     memory_blocks: int = 8_192
-    write_buffer: int = 256 * _KIB
+    write_buffer: Size = default(256 * _KIB)
     compression: Compression = "none"
-    max_record: int = 16 * _MIB
-    max_bytes: int | None = None
+    max_record: Size = default(16 * _MIB)
+    max_bytes: OptionalSize = default(None)
     max_records: int | None = None
-    max_age: float | None = None
-    min_free_bytes: int = 0
+    max_age: OptionalDuration = default(None)
+    min_free_bytes: Size = default(0)
     overflow: Overflow = "block"
-    block_timeout: float | None = None
-    lease_timeout: float = 300.0
+    block_timeout: OptionalDuration = default(None)
+    lease_timeout: Duration = default(300.0)
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        for name, choices in (("durability", Durability), ("order", Order), ("overflow", Overflow)):
-            if getattr(self, name) not in get_args(choices):
-                raise _wrong(name, getattr(self, name), f"unknown; choose one of {', '.join(get_args(choices))}")
-        if (self.order == "key") != (self.key is not None):
-            raise _wrong("key", self.key, f"not for order={self.order!r}; give a function with order='key' alone")
+        settle(self, _RULES)
+        check = Checkup("DurableConfig", self, _RULES)
+        if check.sound("order", "key") and (self.order == "key") != (self.key is not None):
+            rule = f"does not go with order={self.order!r}"
+            check.fault("key", rule, "give a function with order='key' alone", besides=("order",))
+        if check.sound("max_record") and frame_size(1, self.max_record) > MAX_FRAME:
+            check.fault("max_record", f"is above {MAX_FRAME // 2}, half of the largest frame", "store a reference")
+        check.finish()
         codecs.require(self.compression)
-
-    def _check_numbers(self) -> None:
-        for name in ("segment_bytes", "memory_bytes", "memory_blocks", "write_buffer", "max_record", "key_lookahead"):
-            _whole(name, getattr(self, name), 1)
-        _whole("min_free_bytes", self.min_free_bytes, 0)
-        for name in ("max_bytes", "max_records"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
-        for name in ("sync_interval", "lease_timeout"):
-            _seconds(name, getattr(self, name), above=True)
-        for name in ("stale_flush", "max_age", "block_timeout"):
-            if getattr(self, name) is not None:
-                _seconds(name, getattr(self, name), above=name != "block_timeout")
-        if frame_size(1, self.max_record) > MAX_FRAME:
-            raise _wrong(
-                "max_record", self.max_record, f"above {MAX_FRAME // 2}, half of the largest frame; store a reference"
-            )
-        if self.max_bytes is not None and self.max_bytes < LEAST_BYTES:
-            raise _wrong(
-                "max_bytes", self.max_bytes, f"below {LEAST_BYTES}, too small for the queue's own files; raise it"
-            )
 
     @property
     def usable_bytes(self) -> float:
@@ -144,12 +145,12 @@ class DurableConfig:
             >>> DurableConfig.for_memory(0.10, limit=1_000_000_000).memory_bytes
             85000000
         """
-        for name, value in (("share", share), ("limit_ratio", limit_ratio)):
-            if not 0 < value <= 1:
-                raise _wrong(name, value, "outside (0, 1]; give e.g. 0.10")
+        require("DurableConfig", "share", share, Real(most=1.0))
+        require("DurableConfig", "limit_ratio", limit_ratio, Real(most=1.0))
         known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(options) - known):
-            raise _wrong("options", unknown, f"no fields of it; choose among {', '.join(sorted(known))}")
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"DurableConfig: {name} is not a field of it; {nearest(name, sorted(known))}")
         usable = (memory_limit() if limit is None else limit) * limit_ratio
         return cls(memory_bytes=max(1, int(usable * share)), **options)
 
@@ -164,16 +165,24 @@ def memory_limit() -> int:
     return total
 
 
-def _wrong(name: str, value: object, rule: str) -> ConfigError:
-    return ConfigError(f"DurableConfig: {name}={value!r} is {rule}")
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _wrong(name, value, f"not a whole number of {least} or more; raise it")
-
-
-def _seconds(name: str, value: object, *, above: bool) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (above and value == 0):  # type: ignore[operator]  # it is a number by then
-        raise _wrong(name, value, "not a number of seconds above 0; raise it")
+_RULES: dict[str, Rule] = {
+    "durability": Choice(words=get_args(Durability)),
+    "sync_interval": Seconds(),
+    "stale_flush": Seconds(optional=True),
+    "order": Choice(words=get_args(Order)),
+    "key": Function(parameters=("payload",), may_be_class=True, optional=True),
+    "key_lookahead": Whole(),
+    "segment_bytes": Bytes(),
+    "memory_bytes": Bytes(),
+    "memory_blocks": Whole(),
+    "write_buffer": Bytes(),
+    "compression": Choice(words=get_args(Compression)),
+    "max_record": Bytes(),
+    "max_bytes": Bytes(least=LEAST_BYTES, optional=True),
+    "max_records": Whole(optional=True),
+    "max_age": Seconds(optional=True),
+    "min_free_bytes": Bytes(least=0),
+    "overflow": Choice(words=OVERFLOWS),
+    "block_timeout": Seconds(above=False, optional=True),
+    "lease_timeout": Seconds(),
+}

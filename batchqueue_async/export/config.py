@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from os import PathLike
+from typing import Any, Literal, get_args
 
-from batchqueue_async._support.checks import fail, kind, seconds, whole
-from batchqueue_async.durable.config import DurableConfig, Overflow
+from batchqueue_async._support.checks import (
+    Bytes,
+    Checkup,
+    Choice,
+    Duration,
+    Function,
+    Kind,
+    OptionalDuration,
+    OptionalSize,
+    Problem,
+    Rule,
+    Seconds,
+    Whole,
+    default,
+    settle,
+)
+from batchqueue_async.durable.config import DurableConfig
 from batchqueue_async.export.policies import (
     AdaptivePolicy,
     BatchPolicy,
@@ -18,10 +33,7 @@ from batchqueue_async.export.policies import (
     SplitPolicy,
 )
 from batchqueue_async.export.sizing import memory_share
-from batchqueue_async.policies import WorkerPolicy, available_cpus
-
-if TYPE_CHECKING:
-    import os
+from batchqueue_async.policies import MOST_WORKERS, OVERFLOWS, Overflow, WorkerPolicy, available_cpus
 
 Ordering = Literal["any", "key"]
 DeadLetterHandler = Callable[[Sequence[Any], str], object]
@@ -80,12 +92,12 @@ class ExportConfig:
         500
     """
 
-    path: str | os.PathLike[str] | None = None
+    path: str | PathLike[str] | None = None
     durable: DurableConfig = _DURABLE
     max_records: int | None = None
-    max_bytes: int | None = None
+    max_bytes: OptionalSize = default(None)
     overflow: Overflow = "drop_oldest"
-    block_timeout: float | None = 30.0
+    block_timeout: OptionalDuration = default(30.0)
     batch: BatchPolicy = _BATCH
     retry: RetryPolicy = _RETRY
     breaker: BreakerPolicy = _BREAKER
@@ -99,60 +111,32 @@ class ExportConfig:
     key: Callable[[Any], Hashable] | None = None
     encode: Callable[[Any], bytes] | None = None
     decode: Callable[[bytes], Any] | None = None
-    send_timeout: float = 30.0
-    auth_pause: float = 30.0
-    drain_timeout: float = 30.0
+    send_timeout: Duration = default(30.0)
+    auth_pause: Duration = default(30.0)
+    drain_timeout: Duration = default(30.0)
     on_dead_letter: DeadLetterHandler | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        for name, choices in (("overflow", Overflow), ("ordering", Ordering)):
-            if getattr(self, name) not in get_args(choices):
-                fail(self, name, f"is unknown; choose one of {', '.join(get_args(choices))}")
-        for name in ("max_records", "max_bytes", "max_sends"):
-            whole(self, name, 1, optional=True)
-        whole(self, "sends_per_worker", 1)
-        for name in ("send_timeout", "auth_pause"):
-            seconds(self, name)
-        seconds(self, "drain_timeout", zero=True)
-        seconds(self, "block_timeout", zero=True, optional=True)
-        if (self.ordering == "key") != (self.key is not None):
-            fail(self, "key", f"does not go with ordering={self.ordering!r}; give a function with 'key' alone")
-        if (self.encode is None) != (self.decode is None):
-            fail(self, "encode", "is given without decode, or decode without it; give both or none")
-        self._check_failover()
+        settle(self, _RULES)
+        check = Checkup("ExportConfig", self, _RULES)
+        if check.sound("ordering", "key") and (self.ordering == "key") != (self.key is not None):
+            rule = f"does not go with ordering={self.ordering!r}"
+            check.fault("key", rule, "give a function with 'key' alone", besides=("ordering",))
+        if check.sound("encode", "decode") and (self.encode is None) != (self.decode is None):
+            rule = "is given without decode, or decode without it"
+            check.fault("encode", rule, "give both or none", besides=("decode",))
+        if self.failover is not None and check.sound("failover"):
+            self._check_failover(check)
+        check.finish()
 
-    def _check_kinds(self) -> None:
+    def _check_failover(self, check: Checkup) -> None:
         if self.path is not None:
-            try:
-                Path(self.path)
-            except TypeError:
-                fail(self, "path", "is not a path; give the name of a directory, or None")
-        for name, wanted in (
-            ("durable", DurableConfig),
-            ("batch", BatchPolicy),
-            ("retry", RetryPolicy),
-            ("breaker", BreakerPolicy),
-            ("workers", WorkerPolicy),
-        ):
-            kind(self, name, wanted)
-        kind(self, "adaptive", AdaptivePolicy, optional=True)
-        kind(self, "split", SplitPolicy, optional=True)
-        kind(self, "failover", FailoverPolicy, optional=True)
-        for name in ("key", "encode", "decode", "on_dead_letter"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                fail(self, name, "is not callable; give a function")
-
-    def _check_failover(self) -> None:
-        if self.failover is None:
-            return
-        if self.path is not None:
-            fail(self, "failover", "is given beside a path: the disk is the better place; leave one of them out")
-        if self.retry.max_attempts is None and self.retry.max_age is None:
-            fail(self, "failover", "would never be used: retry has no end; set retry.max_attempts or retry.max_age")
-
+            check.fault("failover", "is given with a path: the disk is the better place", "leave one of them out")
+        if check.sound("retry") and self.retry.max_attempts is None and self.retry.max_age is None:
+            check.fault("failover", "would never be used: retry has no end", "set retry.max_attempts or retry.max_age")
         if self.ordering == "key":
-            fail(self, "failover", "does not go with ordering='key': what comes later would pass it; leave one out")
+            rule = "does not go with ordering='key': what comes later would pass it"
+            check.fault("failover", rule, "leave one of them out")
 
     @classmethod
     def for_memory(
@@ -195,3 +179,54 @@ class ExportConfig:
         if self.path is None:
             return MEMORY_BYTES
         return self.durable.max_bytes or DISK_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Directory(Rule):
+    """The name of a directory."""
+
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
+        """It is a path."""
+        if not isinstance(value, str | PathLike):
+            yield Problem("is not a path", "give the name of a directory, or None")
+
+
+def _example(text: str) -> Callable[[Any], str]:
+    """How a policy is made from the number that was given in its place."""
+
+    def example(value: Any) -> str:
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return text.format(value) if is_count else ""
+
+    return example
+
+
+def _policy(wanted: type, example: str = "", *, optional: bool = False) -> Rule:
+    return Kind(wanted=wanted, example=_example(example) if example else "", optional=optional)
+
+
+_RULES: dict[str, Rule] = {
+    "path": _Directory(optional=True),
+    "durable": _policy(DurableConfig, "DurableConfig(max_bytes={})"),
+    "max_records": Whole(optional=True),
+    "max_bytes": Bytes(optional=True),
+    "overflow": Choice(words=OVERFLOWS),
+    "block_timeout": Seconds(above=False, optional=True),
+    "batch": _policy(BatchPolicy, "BatchPolicy(max_records={})"),
+    "retry": _policy(RetryPolicy, "RetryPolicy(max_attempts={})"),
+    "breaker": _policy(BreakerPolicy, "BreakerPolicy(threshold={})"),
+    "workers": _policy(WorkerPolicy, "WorkerPolicy.fixed({})"),
+    "sends_per_worker": Whole(most=MOST_WORKERS),
+    "max_sends": Whole(most=MOST_WORKERS, optional=True),
+    "adaptive": _policy(AdaptivePolicy, "AdaptivePolicy(max_workers={})", optional=True),
+    "split": _policy(SplitPolicy, "SplitPolicy(preparers={})", optional=True),
+    "failover": _policy(FailoverPolicy, "FailoverPolicy(max_entries={})", optional=True),
+    "ordering": Choice(words=get_args(Ordering)),
+    "key": Function(parameters=("record",), may_be_class=True, optional=True),
+    "encode": Function(parameters=("record",), may_be_class=True, optional=True),
+    "decode": Function(parameters=("payload",), may_be_class=True, optional=True),
+    "send_timeout": Seconds(),
+    "auth_pause": Seconds(),
+    "drain_timeout": Seconds(above=False),
+    "on_dead_letter": Function(parameters=("records", "reason"), may_be_async=True, optional=True),
+}

@@ -5,8 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async._support.checks import fail, kind, number, seconds, whole
-from batchqueue_async.policies import available_cpus
+from batchqueue_async._support.checks import (
+    Bytes,
+    Checkup,
+    Duration,
+    Flag,
+    Function,
+    Kind,
+    OptionalDuration,
+    Real,
+    Rule,
+    Seconds,
+    Size,
+    Whole,
+    default,
+    settle,
+)
+from batchqueue_async.policies import MOST_WORKERS, available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,13 +47,19 @@ class BatchPolicy:
     """
 
     max_records: int = 500
-    max_bytes: int = 4 * _MIB
-    linger: float = 0.2
+    max_bytes: Size = default(4 * _MIB)
+    linger: Duration = default(0.2)
 
     def __post_init__(self) -> None:
-        whole(self, "max_records", 1)
-        whole(self, "max_bytes", 1)
-        seconds(self, "linger", zero=True)
+        settle(self, _BATCH_RULES)
+        Checkup("BatchPolicy", self, _BATCH_RULES).finish()
+
+
+_BATCH_RULES: dict[str, Rule] = {
+    "max_records": Whole(),
+    "max_bytes": Bytes(),
+    "linger": Seconds(above=False),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +84,10 @@ class RetryBudget:
     burst: int = 100
 
     def __post_init__(self) -> None:
-        number(self, "per_second", above=True)
-        number(self, "share", above=False)
-        whole(self, "burst", 1)
+        Checkup("RetryBudget", self, _BUDGET_RULES).finish()
 
 
+_BUDGET_RULES: dict[str, Rule] = {"per_second": Real(), "share": Real(above=False), "burst": Whole()}
 _BUDGET = RetryBudget()
 
 
@@ -92,26 +112,33 @@ class RetryPolicy:
         300.0
     """
 
-    initial: float = 5.0
+    initial: Duration = default(5.0)
     multiplier: float = 2.0
-    max_delay: float = 300.0
+    max_delay: Duration = default(300.0)
     jitter: bool = True
     max_attempts: int | None = None
-    max_age: float | None = None
+    max_age: OptionalDuration = default(None)
     budget: RetryBudget | None = _BUDGET
     isolate: bool = True
 
     def __post_init__(self) -> None:
-        seconds(self, "initial")
-        seconds(self, "max_delay")
-        number(self, "multiplier", above=True)
-        if self.multiplier < 1:
-            fail(self, "multiplier", "is below 1, so delays would shrink; give 1 or more")
-        if self.max_delay < self.initial:
-            fail(self, "max_delay", f"is below initial={self.initial}; raise max_delay")
-        whole(self, "max_attempts", 1, optional=True)
-        seconds(self, "max_age", optional=True)
-        kind(self, "budget", RetryBudget, optional=True)
+        settle(self, _RETRY_RULES)
+        check = Checkup("RetryPolicy", self, _RETRY_RULES)
+        if check.sound("initial", "max_delay") and self.max_delay < self.initial:
+            check.fault("max_delay", f"is below initial={self.initial}", "raise max_delay", besides=("initial",))
+        check.finish()
+
+
+_RETRY_RULES: dict[str, Rule] = {
+    "initial": Seconds(),
+    "multiplier": Real(least=1.0, above=False),
+    "max_delay": Seconds(),
+    "jitter": Flag(),
+    "max_attempts": Whole(optional=True),
+    "max_age": Seconds(optional=True),
+    "budget": Kind(wanted=RetryBudget, optional=True),
+    "isolate": Flag(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +159,20 @@ class BreakerPolicy:
 
     enabled: bool = True
     threshold: int = 5
-    reset_timeout: float = 30.0
+    reset_timeout: Duration = default(30.0)
     ramp: bool = True
 
     def __post_init__(self) -> None:
-        whole(self, "threshold", 1)
-        seconds(self, "reset_timeout")
+        settle(self, _BREAKER_RULES)
+        Checkup("BreakerPolicy", self, _BREAKER_RULES).finish()
+
+
+_BREAKER_RULES: dict[str, Rule] = {
+    "enabled": Flag(),
+    "threshold": Whole(),
+    "reset_timeout": Seconds(),
+    "ramp": Flag(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,21 +198,15 @@ class AdaptivePolicy:
     alpha: float = 0.3
     tolerance: float = 2.0
     decrease: float = 0.5
-    interval: float = 1.0
+    interval: Duration = default(1.0)
 
     def __post_init__(self) -> None:
-        whole(self, "min_workers", 1)
-        whole(self, "max_workers", 1, optional=True)
-        if self.most < self.min_workers:
-            fail(self, "min_workers", f"is above max_workers={self.most}; lower it, or raise max_workers")
-        for name in ("alpha", "decrease"):
-            number(self, name, above=True)
-            if getattr(self, name) > 1:
-                fail(self, name, "is above 1; give a share such as 0.5")
-        number(self, "tolerance", above=True)
-        if self.tolerance <= 1:
-            fail(self, "tolerance", "is not above 1; give a multiple such as 2.0")
-        seconds(self, "interval")
+        settle(self, _ADAPTIVE_RULES)
+        check = Checkup("AdaptivePolicy", self, _ADAPTIVE_RULES)
+        if check.sound("min_workers", "max_workers") and self.most < self.min_workers:
+            rule = f"is above max_workers={self.most}"
+            check.fault("min_workers", rule, "lower it, or raise max_workers", besides=("max_workers",))
+        check.finish()
 
     @property
     def most(self) -> int:
@@ -185,6 +214,16 @@ class AdaptivePolicy:
         if self.max_workers is not None:
             return self.max_workers
         return max(self.min_workers, WORKERS_PER_CORE * available_cpus())
+
+
+_ADAPTIVE_RULES: dict[str, Rule] = {
+    "min_workers": Whole(most=MOST_WORKERS),
+    "max_workers": Whole(most=MOST_WORKERS, optional=True),
+    "alpha": Real(most=1.0),
+    "tolerance": Real(least=1.0),
+    "decrease": Real(most=1.0),
+    "interval": Seconds(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +252,7 @@ class SplitPolicy:
     prepare: Callable[[list[Any]], Sequence[Any]] | None = None
 
     def __post_init__(self) -> None:
-        whole(self, "preparers", 1, optional=True)
-        whole(self, "senders", 1, optional=True)
-        whole(self, "channel", 1)
-        whole(self, "sends_per_sender", 1)
-        if self.prepare is not None and not callable(self.prepare):
-            fail(self, "prepare", "is not callable; give a function of a list of records")
+        Checkup("SplitPolicy", self, _SPLIT_RULES).finish()
 
     @property
     def preparer_count(self) -> int:
@@ -229,6 +263,15 @@ class SplitPolicy:
     def sender_count(self) -> int:
         """The senders, on this machine."""
         return self.senders or 2 * available_cpus()
+
+
+_SPLIT_RULES: dict[str, Rule] = {
+    "preparers": Whole(most=MOST_WORKERS, optional=True),
+    "senders": Whole(most=MOST_WORKERS, optional=True),
+    "channel": Whole(),
+    "sends_per_sender": Whole(most=MOST_WORKERS),
+    "prepare": Function(parameters=("records",), may_be_class=True, optional=True),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +290,18 @@ class FailoverPolicy:
     """
 
     max_entries: int = 1_000
-    max_bytes: int = FAILOVER_BYTES
-    interval: float = 5.0
+    max_bytes: Size = default(FAILOVER_BYTES)
+    interval: Duration = default(5.0)
     drain: int = 10
 
     def __post_init__(self) -> None:
-        whole(self, "max_entries", 1)
-        whole(self, "max_bytes", 1)
-        seconds(self, "interval")
-        whole(self, "drain", 1)
+        settle(self, _FAILOVER_RULES)
+        Checkup("FailoverPolicy", self, _FAILOVER_RULES).finish()
+
+
+_FAILOVER_RULES: dict[str, Rule] = {
+    "max_entries": Whole(),
+    "max_bytes": Bytes(),
+    "interval": Seconds(),
+    "drain": Whole(),
+}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
-from batchqueue_async.config import BufferStrategy, Handler, QueueConfig, is_handler
+from batchqueue_async.config import BufferStrategy, Handler, QueueConfig, check_handler
 from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
 from batchqueue_async.policies import TypeHash, WorkerPolicy
 from batchqueue_async.queue.delivering import Delivering
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchqueue_async.bridge.sync_queue import SyncQueue
-    from batchqueue_async.policies import Selector
     from batchqueue_async.queue.stats import Tally
     from batchqueue_async.queue.waits import Turns
 
@@ -119,7 +117,7 @@ class BatchQueue(Delivering[T], Generic[T]):
         made = [Partition[T](index, config.buffer_size) for index in range(partitions)]
         # Kept by type, items lose their order among types: a single consumer, and dropping the oldest, want that.
         lanes = config.consumer is None and config.strategy is not BufferStrategy.DROP_OLDEST
-        self._placement = Placement(name, self._selector(), made, grows=self._grows, lanes=lanes)
+        self._placement = Placement(name, config.make_selector(), made, grows=self._grows, lanes=lanes)
         for partition in made:
             self._workers[partition.index % workers].adopt(partition)
         self._only = self._placement.only
@@ -149,12 +147,6 @@ class BatchQueue(Delivering[T], Generic[T]):
         if config.consumer is not None and partitions > 1 and isinstance(config.selector, TypeHash):
             self._warn_spread("a single consumer takes every type, so items of one type keep to one partition")
         return workers, partitions
-
-    def _selector(self) -> Selector[T]:
-        selector = self.config.selector
-        if selector is None:
-            raise AssertionError("QueueConfig always chooses a selector")
-        return selector
 
     def _warn_spread(self, reason: str) -> None:
         log.warning(
@@ -308,12 +300,7 @@ class BatchQueue(Delivering[T], Generic[T]):
             )
         if not isinstance(kind, _TYPE):
             raise ConfigError(f"{subject}: type={kind!r} is not a class; give the class of the items")
-        if not is_handler(handler):
-            raise ConfigError(
-                f"{subject}: handler={handler!r} is no handler; give an async callable(batch) or an object with consume"
-            )
-        if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
-            raise ConfigError(f"{subject}: weight={weight!r} is not a number above 0; give e.g. 1.0")
+        check_handler(subject, handler, weight)
 
     def remove_handler(self, type: type) -> bool:  # noqa: A002 - contract
         """Take a type's handler away; False if it had none. A call that runs goes on to its end."""

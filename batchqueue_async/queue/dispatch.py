@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from operator import countOf
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._support import log
+from batchqueue_async._support.handlers import call_of, method_of
 from batchqueue_async._support.log import describe
 from batchqueue_async.errors import UnhandledTypeError
 from batchqueue_async.queue.waits import Turns
@@ -41,12 +42,8 @@ class Entry(Generic[T]):
         """Use another handler from the next call on; the turn stays, so the two never run at once."""
         self.handler = handler
         self.weight = weight
-        consume = getattr(handler, "consume", None)
-        self.consume: Callable[[list[T]], Awaitable[object]] = cast(
-            "Callable[[list[T]], Awaitable[object]]", consume if callable(consume) else handler
-        )
-        on_idle = getattr(handler, "on_idle", None)
-        self.on_idle = cast("Callable[[], Awaitable[object]]", on_idle) if callable(on_idle) else None
+        self.consume: Callable[[list[T]], Awaitable[object]] = call_of(handler)
+        self.on_idle: Callable[[], Awaitable[object]] | None = method_of(handler, "on_idle")
 
 
 Group = tuple["Entry[T] | None", "list[T]"]

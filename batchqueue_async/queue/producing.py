@@ -276,7 +276,7 @@ class Producing(Generic[T]):
 
     def _bulk_by_place(self, items: Sequence[T]) -> bool:
         parts: dict[Place[T], list[T]] = {}
-        if isinstance(self.config.selector, RoundRobin):
+        if isinstance(self._placement.selector, RoundRobin):
             partitions = self._placement.partitions
             first = self._placement.place(items[0]).line.index
             turns = range(min(len(partitions), len(items)))

@@ -423,7 +423,7 @@ def test_sizes():
         (
             bq.ExportConfig,
             {"failover": bq.FailoverPolicy(), "path": "x", "retry": bq.RetryPolicy(max_attempts=1)},
-            "beside a path",
+            "given with a path",
         ),
     ],
 )

@@ -203,13 +203,13 @@ async def test_a_handler_may_change_its_batch_without_harm():
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
-        ((int, None), "handler=None is no handler; give an async callable"),
+        ((int, None), "handler=None is not a handler; give an async callable"),
         (("int", RecordingHandler()), "type='int' is not a class"),
-        ((int, RecordingHandler(), 0), "weight=0 is not a number above 0"),
-        ((int, RecordingHandler(), -1.5), "weight=-1.5 is not a number above 0"),
-        ((int, RecordingHandler(), math.nan), "weight=nan is not a number above 0"),
-        ((int, RecordingHandler(), math.inf), "weight=inf is not a number above 0"),
-        ((int, RecordingHandler(), "heavy"), "weight='heavy' is not a number above 0"),
+        ((int, RecordingHandler(), 0), "weight=0 is not above 0"),
+        ((int, RecordingHandler(), -1.5), "weight=-1.5 is below 0"),
+        ((int, RecordingHandler(), math.nan), "weight=nan is not a finite number"),
+        ((int, RecordingHandler(), math.inf), "weight=inf is not a finite number"),
+        ((int, RecordingHandler(), "heavy"), "weight='heavy' is not a finite number; give a number above 0"),
     ],
 )
 async def test_add_handler_refuses_what_breaks_a_rule(arguments, rule):

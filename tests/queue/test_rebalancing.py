@@ -91,7 +91,7 @@ def test_one_worker_has_nothing_to_balance():
 def test_a_balancer_tells_its_name_and_refuses_nonsense():
     assert str(bq.throughput_weighted(1.3)) == "throughput_weighted(1.3)"
     for ratio in (0.9, math.nan, math.inf):
-        with pytest.raises(bq.ConfigError, match=f"throughput_weighted: skip_ratio={ratio} is not a finite number"):
+        with pytest.raises(bq.ConfigError, match=rf"throughput_weighted: skip_ratio={ratio} is (below 1|not a finite)"):
             bq.throughput_weighted(ratio)
 
 

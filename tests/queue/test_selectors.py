@@ -73,5 +73,5 @@ def test_selectors_tell_what_they_are():
 
 
 def test_by_key_needs_a_function():
-    with pytest.raises(bq.ConfigError, match="by_key: key='name' is not callable; give a function from item to key"):
+    with pytest.raises(bq.ConfigError, match=r"by_key: key='name' is not callable; give a function of \(item\)"):
         bq.by_key("name")

@@ -1,0 +1,203 @@
+"""What is a handler, judged before the first batch: its shape, whether it is async, and how many arguments it takes.
+
+A plain function would run on the event loop, block it, and have its batch counted as failed; so it is refused where it
+is registered. What can't be known (a compiled function, an object without a signature) is let through: the call itself
+says then that nothing awaitable came back.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from enum import Enum, auto
+from types import BuiltinFunctionType
+from typing import Any, NamedTuple, get_origin
+
+from batchqueue_async._support.wording import name_of
+
+_AWAITABLE = re.compile(r"\b(?:Awaitable|Coroutine|CoroutineType|Future|Task)\b")
+_MISSING = object()
+_DEEPEST = 50
+
+
+class Unfit(NamedTuple):
+    """Why something can't be called as it would be: the broken rule, and the way out."""
+
+    rule: str
+    way_out: str
+
+
+class Nature(Enum):
+    """What a call of a function gives."""
+
+    ASYNC = auto()
+    PLAIN = auto()
+    GENERATOR = auto()
+    UNKNOWN = auto()
+
+
+def method_of(value: object, name: str) -> Callable[..., Any] | None:
+    """A method that an object really has, such as `consume`.
+
+    A callable that only makes up attributes when it is asked for them, as a mock does, does not have them: it is what
+    is to be called.
+    """
+    found: Callable[..., Any] | None = getattr(value, name, None)
+    if not callable(found) or (callable(value) and not _defines(value, name)):
+        return None
+    return found
+
+
+def call_of(value: Any) -> Callable[..., Any]:
+    """What takes the batches of a handler: its `consume`, or the handler itself."""
+    return method_of(value, "consume") or value
+
+
+def handler_problem(value: object) -> Unfit | None:
+    """What keeps a value from being a handler, or None.
+
+    Example:
+        >>> def write(batch): ...
+        >>> handler_problem(write).way_out
+        'wrap it: bq.in_thread(write), or make it async def'
+    """
+    if isinstance(value, type):
+        return Unfit("is a class", f"give an object of it, as {value.__name__}(...) makes it")
+    consume = method_of(value, "consume")
+    if consume is None and not callable(value):
+        return Unfit("is not a handler", "give an async callable(batch) or an object with async consume(batch)")
+    function: Any = consume or value
+    subject = "" if consume is None else "has a consume that "
+    nature = nature_of(function)
+    if nature is Nature.PLAIN and consume is not None:
+        return Unfit("has a consume that is not async, and would block the event loop", "make it async def consume")
+    if nature is Nature.PLAIN:
+        rule = f"is {_described(value)}, and would block the event loop"
+        return Unfit(rule, f"wrap it: bq.in_thread({name_of(value).replace('<lambda>', '...')}), or make it async def")
+    if nature is Nature.GENERATOR:
+        return Unfit(f"{subject}is an async generator function", "write an async def without yield")
+    if not takes(function, 1):
+        return Unfit(f"{subject}takes {_parameters(function)}, not one batch", "give it one parameter, the batch")
+    return None
+
+
+def error_handler_problem(value: object) -> Unfit | None:
+    """What keeps a value from being an error handler, a function of batch and error, async or not; or None."""
+    return function_problem(value, ("batch", "error"), may_be_async=True)
+
+
+def function_problem(
+    value: object, parameters: tuple[str, ...], *, may_be_async: bool = False, may_be_class: bool = False
+) -> Unfit | None:
+    """What keeps a value from being a function of these parameters, or None.
+
+    Example:
+        >>> function_problem(len, ("batch", "error"))
+        Unfit(rule='takes (obj, /), not (batch, error)', way_out='give a function of (batch, error)')
+    """
+    described = f"({', '.join(parameters)})"
+    if not callable(value):
+        return Unfit("is not callable", f"give a function of {described}")
+    if isinstance(value, type) and not may_be_class:
+        return Unfit("is a class", f"give a function of {described}, or an object that is callable")
+    nature = nature_of(value)
+    if nature is Nature.GENERATOR:
+        return Unfit("is an async generator function", f"give a function of {described} without yield")
+    if nature is Nature.ASYNC and not may_be_async:
+        return Unfit("is async, and nothing would await it", f"give a plain function of {described}")
+    if not takes(value, len(parameters)):
+        return Unfit(f"takes {_parameters(value)}, not {described}", f"give a function of {described}")
+    return None
+
+
+def nature_of(function: Any) -> Nature:
+    """Whether a call gives an awaitable, as far as that can be known without calling."""
+    layers = list(_layers(function))
+    if any(inspect.iscoroutinefunction(layer) or _is_marked(layer) or _says_awaitable(layer) for layer in layers):
+        return Nature.ASYNC
+    if any(inspect.isasyncgenfunction(layer) for layer in layers):
+        return Nature.GENERATOR
+    if any(inspect.isfunction(layer) or _is_standard(layer) for layer in layers):
+        return Nature.PLAIN
+    return Nature.UNKNOWN
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many positional arguments; yes where it does not say."""
+    try:
+        signature = inspect.signature(function)
+    except Exception:  # noqa: BLE001 - what has no signature, or fails to tell it, is found out when it is called
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """The function, and what it wraps: partials, bound methods, decorators that say so, an object's own call."""
+    for _ in range(_DEEPEST):
+        yield function
+        if isinstance(function, functools.partial):
+            inner: Any = function.func
+        elif inspect.ismethod(function):
+            inner = function.__func__
+        elif _defines(function, "__wrapped__"):
+            inner = function.__wrapped__
+        elif inspect.isfunction(call := _call_of(function)):
+            inner = call
+        else:
+            return
+        function = inner
+
+
+def _call_of(value: object) -> object:
+    """What runs when an object is called: its class's method, never an attribute of the object itself."""
+    return None if isinstance(value, type) else inspect.getattr_static(type(value), "__call__", None)
+
+
+def _defines(value: Any, name: str) -> bool:
+    """Whether an object or its class (the one that it stands for, if it is a mock of one) has an attribute."""
+    return any(inspect.getattr_static(each, name, _MISSING) is not _MISSING for each in (value, value.__class__))
+
+
+def _is_marked(function: Any) -> bool:
+    """Whether it carries the mark of a coroutine function, as `AsyncMock` and some decorators set it."""
+    own: dict[str, Any] = getattr(function, "__dict__", {})
+    return "_is_coroutine" in own or "_is_coroutine_mark" in own
+
+
+def _says_awaitable(function: Any) -> bool:
+    if not inspect.isfunction(function):
+        return False
+    try:
+        returned = inspect.get_annotations(function).get("return")
+    except Exception:  # noqa: BLE001 - annotations are code, which may name what is only there for type checkers
+        return False
+    if isinstance(returned, str):
+        return _AWAITABLE.search(returned.partition("[")[0]) is not None
+    kind = get_origin(returned) or returned
+    return isinstance(kind, type) and issubclass(kind, Awaitable)
+
+
+def _is_standard(function: Any) -> bool:
+    """Whether it is a compiled function of Python itself, none of which is async."""
+    if not isinstance(function, BuiltinFunctionType):
+        return False
+    module = function.__module__ or type(function.__self__).__module__
+    return isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _parameters(function: Callable[..., Any]) -> str:
+    names = inspect.signature(function).parameters.values()
+    return str(inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in names]))
+
+
+def _described(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return "a plain function" if inspect.isroutine(function) else "an object whose call is not async"
