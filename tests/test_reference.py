@@ -46,6 +46,6 @@ def test_the_guide_to_files_prints_what_it_shows(tmp_path):
     text = (ROOT / "docs" / "how-to" / "configure-from-a-file.md").read_text()
     program = tmp_path / "guide.py"
     program.write_text(read_page(text).code)
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=90, check=True)
+    command, path = [sys.executable, str(program)], {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=90, check=True)
     assert done.stdout == "".join(re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
