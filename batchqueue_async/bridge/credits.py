@@ -15,14 +15,15 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async.queue.line import Waiter
-from batchqueue_async.queue.waits import break_circle
+from batchqueue_async.queue.deadlock import waits
+from batchqueue_async.queue.waiters import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence, Sequence
 
     from batchqueue_async.bridge.inbox import Door
-    from batchqueue_async.queue.drain import Worker
+    from batchqueue_async.queue.deadlock import BlockedWait
+    from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.partition import Partition
 
 T = TypeVar("T")
@@ -46,11 +47,12 @@ class Ticket:
         epoch: which of the door's routings led it to the gate.
         want: how many places it still waits for.
         permits: how many it was granted and has not used.
-        worker: the worker whose `in_thread` handler waits, if one does: then the wait may never end.
+        drain: the drain task whose `in_thread` handler waits, if one does: then the wait may never end.
+        blocked: that wait among those of handler calls, once it is known there.
         stuck: whether the wait was found to be one of a circle that nothing can open.
     """
 
-    __slots__ = ("epoch", "gate", "permits", "stuck", "wake", "want", "worker")
+    __slots__ = ("blocked", "drain", "epoch", "gate", "permits", "stuck", "wake", "want")
 
     def __init__(self, wake: Callable[[], bool]) -> None:
         self.gate: Gate[Any] | None = None
@@ -58,7 +60,8 @@ class Ticket:
         self.want = 0
         self.permits = 0
         self.wake = wake
-        self.worker: Worker[Any] | None = None
+        self.drain: DrainTask[Any] | None = None
+        self.blocked: BlockedWait | None = None
         self.stuck = False
 
 
@@ -112,7 +115,7 @@ class Gate(Generic[T]):
     def __init__(self, door: Door[T], partition: Partition[T]) -> None:
         self.door = door
         self.partition = partition
-        self.credits = 0
+        self.credits: int = 0
         # Where the oldest item makes room, it does so here too, without waiting for the loop.
         self.inbox: MutableSequence[T] = deque(maxlen=partition.capacity) if door.evicts else []
         self.line: deque[Ticket] = deque()
@@ -129,15 +132,14 @@ class Gate(Generic[T]):
     def refill(self) -> None:
         """Lend the door the free places of the partition; called whenever there are some more."""
         partition = self.partition
-        if self.owed and (partition.waiters or partition.permits):
+        if self.owed and (partition.waiters is not None):
             self._give_way()
-        if partition.closed or partition.waiters or partition.permits or self.door.evicts:
+        if partition.closed or partition.waiters is not None or self.door.evicts:
             return
         room = partition.room()
         share = room - room // 2 if self.shared and self.door.waits else room
         if share > 0:
-            partition.held += share
-            partition.arm()
+            partition.hold(share)
             with self.door.lock:
                 self._lend(share)
 
@@ -150,8 +152,7 @@ class Gate(Generic[T]):
         if not share:
             return False
         self.shared = True
-        self.partition.held -= share
-        self.partition.arm()
+        self.partition.unhold(share)
         return True
 
     def unused(self) -> int:
@@ -173,8 +174,8 @@ class Gate(Generic[T]):
 
     def granted(self, proxy: _Proxy) -> None:
         """The partition's line has come to us, or the partition has closed."""
-        share = proxy.permits
-        self.partition.use_permits(proxy, share)
+        share = proxy.reserved
+        self.partition.use_reserved(proxy, share)
         self.partition.held += share
         with self.door.lock:
             self._lend(share)
@@ -197,11 +198,10 @@ class Gate(Generic[T]):
     def watch_for_circles(self) -> None:
         """See whether a thread in line is waited for, through others, by those who would have to make room for it."""
         for ticket in tuple(self.line):
-            worker = ticket.worker
-            if worker is not None and worker.loop is self.door.loop and worker.blocked_on is None:
-                worker.blocked_on = self.partition.needs
-                worker.break_wait = partial(self.break_wait, ticket)
-                break_circle(worker)
+            drain = ticket.drain
+            if drain is not None and drain.loop is self.door.loop and ticket.blocked is None:
+                ticket.blocked = waits.begin(drain, self.partition.needs, partial(self.break_wait, ticket))
+                ticket.blocked.break_circles()
 
     def break_wait(self, ticket: Ticket) -> None:
         """End a wait that nothing else could end."""
@@ -283,8 +283,9 @@ class Gate(Generic[T]):
             self.line.remove(ticket)
         share, ticket.permits, ticket.want, ticket.gate = ticket.permits, 0, 0, None
         self.owed -= share
-        if ticket.worker is not None:
-            ticket.worker.blocked_on = ticket.worker.break_wait = None
+        if ticket.blocked is not None:
+            waits.finish(ticket.blocked)
+            ticket.blocked = None
         self._lend(share)
 
     def send_away(self) -> None:

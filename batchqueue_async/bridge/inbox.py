@@ -19,7 +19,7 @@ from batchqueue_async.bridge.routing import Routing
 from batchqueue_async.config import BufferStrategy
 from batchqueue_async.errors import ForkedError, QueueClosedError
 from batchqueue_async.policies import RoundRobin
-from batchqueue_async.queue.migration import Transit
+from batchqueue_async.queue.migration import Migration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from batchqueue_async.bridge.credits import Ticket
     from batchqueue_async.bridge.routing import Route
     from batchqueue_async.queue.batch_queue import BatchQueue
-    from batchqueue_async.queue.buffer import Lane
-    from batchqueue_async.queue.partition import Partition
-    from batchqueue_async.queue.producing import ThreadMark
-    from batchqueue_async.queue.router import Place
+    from batchqueue_async.queue.home import ThreadMark
+    from batchqueue_async.queue.partition import Lane, Partition
+    from batchqueue_async.queue.router import Route as ItemRoute
 
 T = TypeVar("T")
 
@@ -208,11 +207,11 @@ class Door(Routing[T], Generic[T]):
         with self.lock:
             if not (self.refused or self.dropped_before or self.dropped_after):
                 return
-            tally = self.queue.tally
-            tally.refused += self.refused
-            tally.dropped_before += self.dropped_before
-            tally.dropped_after += self.dropped_after
-            tally.dropped_at_door += self.dropped_after
+            counters = self.queue.counters
+            counters.refused += self.refused
+            counters.dropped_before += self.dropped_before
+            counters.dropped_after += self.dropped_after
+            counters.dropped_at_door += self.dropped_after
             self.refused = self.dropped_before = self.dropped_after = 0
 
     # -- waking the loop -----------------------------------------------------------------------------------------
@@ -245,8 +244,8 @@ class Door(Routing[T], Generic[T]):
         What came in by the old routes is placed one by one first, under the same lock, so that no item is placed by
         a route that has changed since, and none passes an earlier one of its type.
         """
-        placement = self.queue.placement
-        new = [Gate(self, partition) for partition in placement.partitions[len(self._gates) :]]
+        router = self.queue.router
+        new = [Gate(self, partition) for partition in router.partitions[len(self._gates) :]]
         with self.lock:
             self._move_in(one_by_one=True)
             self._epoch += 1
@@ -256,23 +255,23 @@ class Door(Routing[T], Generic[T]):
                 return
             self._gates += new
             self._met = []
-            self.by_type = {} if placement.by_type is not None else None
-            if placement.only is not None:
+            self.by_type = {} if router.by_type is not None else None
+            if router.only is not None:
                 self.only = self._gates[0]
-            elif isinstance(placement.selector, RoundRobin):
+            elif isinstance(router.selector, RoundRobin):
                 self._turn = self._turn or 0
-            elif placement.by_type is None:
-                self._width = placement.width
+            elif router.by_type is None:
+                self._width = router.width
         for gate in new if not self.evicts else ():
-            gate.partition.gate = gate
+            gate.partition.credits = gate
             gate.refill()
 
     def collect(self) -> None:
         """Move what came in into the partitions, where every item has its place already."""
-        placement = self.queue.placement
+        router = self.queue.router
         with self.lock:
             self.waking = False
-            self._move_in(one_by_one=placement.moving)
+            self._move_in(one_by_one=router.moving)
             waiting = [gate for gate in self._gates if gate.line]
         for gate in waiting:
             gate.refill()
@@ -281,9 +280,9 @@ class Door(Routing[T], Generic[T]):
 
     def _move_in(self, *, one_by_one: bool) -> None:
         self.hand_in_counts()
-        placement = self.queue.placement
+        router = self.queue.router
         for kind in self._met:
-            placement.place_of_type(kind)
+            router.route_of_type(kind)
         self._met = []
         for gate in self._gates:
             if gate.inbox:
@@ -295,7 +294,7 @@ class Door(Routing[T], Generic[T]):
                 else:
                     gate.partition.held -= len(items)
                     self._put_into_lanes(gate.partition, items)
-                    gate.partition.touch()
+                    gate.partition.announce()
 
     def _put_into_lanes(self, partition: Partition[T], items: list[T]) -> None:
         lanes = partition.lanes
@@ -304,7 +303,7 @@ class Door(Routing[T], Generic[T]):
             for item in items:
                 kind: type = type(item)
                 if kind not in tails:
-                    tails[kind] = self.queue.placement.place_of_type(kind).tail
+                    tails[kind] = self.queue.router.route_of_type(kind).tail
                 tails[kind].append(item)
             return
         place: Partition[T] | Lane[T] = partition if lanes is None else lanes[0]
@@ -318,30 +317,30 @@ class Door(Routing[T], Generic[T]):
         """Put items in that were accepted already, at the cost of older ones."""
         for _ in range(len(items) - partition.room()):
             partition.evict()
-            self.queue.tally.dropped_after += 1
+            self.queue.counters.dropped_after += 1
         partition.tail.extend(items)
-        partition.touch()
+        partition.announce()
 
     def _place_one_by_one(self, gate: Gate[T], items: list[T]) -> None:
-        touched: dict[Place[T], None] = {}
+        touched: dict[ItemRoute[T], None] = {}
         for item in items:
-            place = gate.partition if self._turn is not None else self.queue.placement.place(item)
+            place = gate.partition if self._turn is not None else self.queue.router.route(item)
             if self.evicts:
                 self.queue.force(item)
                 continue
-            if place.line is not gate.partition:
+            if place.partition is not gate.partition:
                 # The place that the door had lent stays with the item: it stands above the bound of its new
                 # partition until the next batch, once for each growth of the queue.
                 gate.partition.held -= 1
-                place.line.held += 1
-            if isinstance(place, Transit):
+                place.partition.held += 1
+            if isinstance(place, Migration):
                 place.items.append(item)
             else:
-                place.line.held -= 1
+                place.partition.held -= 1
                 place.tail.append(item)
                 touched[place] = None
         for place in touched:
-            place.line.touch()
+            place.partition.announce()
 
     def close(self) -> None:
         """Take in what is in the inbox, then nothing more; everybody in line is sent away."""
@@ -349,7 +348,7 @@ class Door(Routing[T], Generic[T]):
             self.collect()
             self.shut()
         for gate in self._gates:
-            gate.partition.gate = None
+            gate.partition.credits = None
 
     # -- when nobody is on the loop any more ---------------------------------------------------------------------
 

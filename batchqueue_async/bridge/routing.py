@@ -38,11 +38,11 @@ class Routing(Generic[T]):
     def _route(self, item: T) -> Route | None:
         """Outside the lock: what the user's selector says, if it is one that has to be asked."""
         width = self._width
-        return (self.queue.placement.ask(item, width), width) if width else None
+        return (self.queue.router.ask(item, width), width) if width else None
 
     def _routes(self, items: Sequence[T]) -> Sequence[Route]:
         width = self._width
-        ask = self.queue.placement.ask
+        ask = self.queue.router.ask
         return [(ask(item, width), width) for item in items] if width else ()
 
     def _gate(self, item: T, route: Route | None) -> Gate[T] | None:
@@ -65,11 +65,11 @@ class Routing(Generic[T]):
 
     def _meet(self, kind: Any) -> Gate[T]:
         """A type turns up for the first time since the routes were made."""
-        places = self.queue.placement.by_type or {}
+        places = self.queue.router.by_type or {}
         place = places.get(kind)
         if place is None:
             self._met.append(kind)
-        index = stable_type_hash(kind) % len(self._gates) if place is None else place.line.index
+        index = stable_type_hash(kind) % len(self._gates) if place is None else place.partition.index
         gate = self._gates[index]
         if self.by_type is not None:
             self.by_type[kind] = gate

@@ -16,13 +16,15 @@ from batchqueue_async.bridge.inbox import Door
 from batchqueue_async.bridge.watchdog import watchdog
 from batchqueue_async.errors import DeadlockError, PartlyAcceptedError, QueueClosedError
 from batchqueue_async.queue.adapters import InThread
+from batchqueue_async.queue.deadlock import caller_here
+from batchqueue_async.queue.round import round_here
 from batchqueue_async.runtime.loop_calls import deadline_of, is_over, left_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from batchqueue_async.queue.batch_queue import BatchQueue
-    from batchqueue_async.queue.drain import Worker
+    from batchqueue_async.queue.drain import DrainTask
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class SyncProducing(Generic[T]):
         self._queue = queue
         self._door: Door[T] = Door(queue)
         self._loop = queue.loop
-        queue.set_door(self._door)
+        queue.attach_inbox(self._door)
         if queue.on_own_thread():
             self._door.attach()
         else:
@@ -156,7 +158,7 @@ class SyncProducing(Generic[T]):
 
     def _step(self, most: int) -> int:
         """How many items can wait in line together: those that go to one partition for sure."""
-        return most if self._queue.placement.only is not None else 1
+        return most if self._queue.router.only is not None else 1
 
     def _count(self, done: int, count: int, timeout: float | None, deadline: float | None) -> int:
         if done == count:
@@ -202,9 +204,9 @@ class SyncProducing(Generic[T]):
             return 0
         doze = Doze()
         ticket = Ticket(doze.wake)
-        worker = self._queue.round_here()
-        # The thread of an `in_thread` handler is its worker's call: whoever waits for that worker waits for this.
-        ticket.worker = worker if isinstance(handler_of(worker), InThread) else None
+        drain = drain_here()
+        # The thread of an `in_thread` handler is its drain task's call: whoever waits for that waits for this.
+        ticket.drain = drain if isinstance(handler_of(drain), InThread) else None
         done = 0
         try:
             while done < len(items) and not (is_over(deadline) or self._is_lost()):
@@ -212,7 +214,7 @@ class SyncProducing(Generic[T]):
                     doze.renew()
                     if not door.enlist(ticket, items[done], len(items) - done):
                         break
-                    self._forbid_own_wait(ticket, worker)
+                    self._forbid_own_wait(ticket, drain)
                 else:
                     doze.sleep(left_of(deadline))
                     with door.lock:
@@ -224,9 +226,9 @@ class SyncProducing(Generic[T]):
         finally:
             door.leave(ticket)
 
-    def _forbid_own_wait(self, ticket: Ticket, worker: Worker[Any] | None) -> None:
+    def _forbid_own_wait(self, ticket: Ticket, drain: DrainTask[Any] | None) -> None:
         gate = ticket.gate
-        if worker is not None and gate is not None and not ticket.permits and gate.partition.owner is worker:
+        if drain is not None and gate is not None and not ticket.permits and gate.partition.owner is drain:
             raise self._deadlock(f"partition {gate.partition.index} is drained only after this handler returns")
 
     def _deadlock(self, reason: str) -> DeadlockError:
@@ -294,9 +296,9 @@ class SyncProducing(Generic[T]):
         door = self._door
         wakened = asyncio.Event()
         ticket = Ticket(partial(_wake_other_loop, asyncio.get_running_loop(), wakened))
-        worker = self._queue.round_here()
+        drain = drain_here()
         # What a task that a handler started waits for, its handler need not wait for.
-        ticket.worker = worker if worker is not None and asyncio.current_task() is worker.task else None
+        ticket.drain = caller_here()
         done = 0
         try:
             while done < len(items) and not (is_over(deadline) or self._is_lost()):
@@ -304,7 +306,7 @@ class SyncProducing(Generic[T]):
                 if ticket.gate is None:
                     if not door.enlist(ticket, items[done], len(items) - done):
                         break
-                    self._forbid_own_wait(ticket, worker)
+                    self._forbid_own_wait(ticket, drain)
                 else:
                     if not ticket.permits:
                         await _first(wakened, left_of(deadline))
@@ -316,10 +318,16 @@ class SyncProducing(Generic[T]):
             door.leave(ticket)
 
 
-def handler_of(worker: Worker[Any] | None) -> object:
-    """The handler that a worker is calling."""
-    groups = [] if worker is None else worker.groups[worker.place : worker.place + 1]
-    return groups[0][0].handler if groups and groups[0][0] is not None else None
+def handler_of(drain: DrainTask[Any] | None) -> object:
+    """The handler that a drain task is calling."""
+    entry = None if drain is None or drain.round is None else drain.round.entry_here()
+    return None if entry is None else entry.handler
+
+
+def drain_here() -> DrainTask[Any] | None:
+    """The drain task in whose handler call, or in what it started, this code runs."""
+    round_ = round_here()
+    return None if round_ is None else round_.drain
 
 
 def _wake_other_loop(loop: asyncio.AbstractEventLoop, wakened: asyncio.Event) -> bool:

@@ -11,11 +11,10 @@ import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async.bridge.sync_producing import SyncProducing, handler_of
+from batchqueue_async.bridge.sync_producing import SyncProducing, drain_here, handler_of
 from batchqueue_async.bridge.watchdog import watchdog
 from batchqueue_async.errors import DeadlockError, QueueClosedError
 from batchqueue_async.queue.adapters import InThread
-from batchqueue_async.queue.batch_queue import BatchQueue
 from batchqueue_async.queue.shutdown import CANCEL_GRACE
 from batchqueue_async.runtime.loop_calls import (
     AskedTooLongError,
@@ -114,8 +113,8 @@ class SyncQueue(SyncProducing[T], Generic[T]):
         return await self._ask_async("shutdown", lambda: self._queue.shutdown(timeout), self._patience(timeout))
 
     def _forbid_shutdown_here(self) -> None:
-        worker = self._queue.round_here()
-        if worker is not None and isinstance(handler_of(worker), InThread) and self._queue.has_worker(worker):
+        drain = drain_here()
+        if drain is not None and isinstance(handler_of(drain), InThread) and self._queue.owns(drain):
             raise DeadlockError(
                 f"queue {self.name!r}: shutdown was called from one of its own handlers, which it would wait for; "
                 "let the handler return, and shut down from outside"
@@ -175,6 +174,3 @@ class SyncQueue(SyncProducing[T], Generic[T]):
 async def as_coroutine(function: Callable[..., R], *arguments: Any) -> R:
     """Call a function where a coroutine is wanted."""
     return function(*arguments)
-
-
-BatchQueue.make_bridge = SyncQueue

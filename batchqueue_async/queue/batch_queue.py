@@ -1,63 +1,69 @@
-"""The queue that users hold: handlers, growth, numbers and the end; its way in is in `producing.py`."""
+"""The queue that users hold: its public calls and the hot path, and how its parts are put together.
+
+The hot path is written out in `produce` and in `produce_nowait` instead of being shared: a further Python call would
+cost as much as the rest of it. It uses a partition's `fast_slots` and `tail` and nothing else; see `partition.py`.
+Whatever that does not take goes to the `Intake`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
 from batchqueue_async.config import BufferStrategy, Handler, QueueConfig, check_handler
-from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
+from batchqueue_async.errors import (
+    ConfigError,
+    DeadlockError,
+    DeliveryError,
+    ForkedError,
+    ItemDroppedError,
+    QueueClosedError,
+)
 from batchqueue_async.policies import TypeHash, WorkerPolicy
-from batchqueue_async.queue.delivering import Delivering
-from batchqueue_async.queue.dispatch import Dispatcher, Entry
-from batchqueue_async.queue.drain import DrainRules, Worker
+from batchqueue_async.queue.completion import CompletionWait
+from batchqueue_async.queue.deadlock import caller_here, waits
+from batchqueue_async.queue.dispatch import Dispatcher, HandlerEntry
+from batchqueue_async.queue.drain import DrainRules, DrainTask
+from batchqueue_async.queue.home import HomeLoop
+from batchqueue_async.queue.intake import Intake
 from batchqueue_async.queue.partition import Partition
 from batchqueue_async.queue.rebalance import Rebalancer
-from batchqueue_async.queue.router import Placement
-from batchqueue_async.queue.shutdown import Closing
-from batchqueue_async.queue.stats import Histogram, PartitionStats, QueueStats, ShutdownReport, Sizes, WorkerStats
+from batchqueue_async.queue.round import round_here
+from batchqueue_async.queue.router import PartitionRouter
+from batchqueue_async.queue.shutdown import Shutdown, merged
+from batchqueue_async.queue.stats import (
+    Counters,
+    Histogram,
+    PartitionStats,
+    QueueStats,
+    ShutdownReport,
+    Sizes,
+    WorkerStats,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Iterable
 
     from batchqueue_async.bridge.sync_queue import SyncQueue
-    from batchqueue_async.queue.stats import Tally
-    from batchqueue_async.queue.waits import Turns
+    from batchqueue_async.queue.limiter import CallLimiter
+    from batchqueue_async.queue.ports import ThreadInbox
+    from batchqueue_async.queue.router import Route
 
 T = TypeVar("T")
 _TYPE = type  # add_handler's parameter hides the builtin
 HandlerT = TypeVar("HandlerT", bound="Callable[..., Any]")
 
 
-class Door(Protocol):
-    """What the queue knows of the door by which other threads come in."""
-
-    def collect(self) -> None:
-        """Move what came in into the partitions."""
-        ...
-
-    def meet_partitions(self) -> None:
-        """Get to know new partitions and routes."""
-        ...
-
-    def close(self) -> None:
-        """Take nothing in any more."""
-        ...
-
-    def give_back(self) -> list[Any]:
-        """What came in and the queue's loop has not seen."""
-        ...
-
-
-class BatchQueue(Delivering[T], Generic[T]):
+class BatchQueue(Generic[T]):
     """A partitioned queue that hands its items to async handlers in batches.
 
     A queue lives on the event loop that made it, and is made by a `BatchQueueManager`. Every call from another
-    thread or loop raises `WrongLoopError`; `bridge()` gives those callers a door of their own.
+    thread or loop raises `WrongLoopError`; `bridge()` is for those callers.
 
     Example:
         >>> import asyncio, batchqueue_async as bq
@@ -76,26 +82,28 @@ class BatchQueue(Delivering[T], Generic[T]):
         config: what the queue was made with.
     """
 
-    make_bridge: ClassVar[Callable[[BatchQueue[Any]], SyncQueue[Any]] | None] = None
-    """Set by the bridge, which stands behind this module in an item's way."""
-
     def __init__(
         self,
         name: str,
         config: QueueConfig[T] | None = None,
         *,
         loop: asyncio.AbstractEventLoop | None = None,
-        limiter: Turns | None = None,
+        limiter: CallLimiter | None = None,
     ) -> None:
-        super().__init__(name, config or QueueConfig(), loop)
-        config = self.config
+        config = config or QueueConfig()
+        config.validate(name)
+        self.name = name
+        self.config = config
+        self._home = HomeLoop(name, loop)
+        self._loop = self._home.loop
         workers, partitions = self._resolve_counts()
         self._grows = config.partitions.kind == "adaptive" and config.consumer is None
+        self._counters = Counters()
         self._sizes = Sizes()
         self._latency = Histogram()
         self._dispatcher: Dispatcher[T] = Dispatcher(
             name=name,
-            tally=self._tally,
+            counters=self._counters,
             sizes=self._sizes,
             max_batch=config.max_batch,
             handler_timeout=config.handler_timeout,
@@ -103,9 +111,9 @@ class BatchQueue(Delivering[T], Generic[T]):
             limiter=limiter,
         )
         if config.consumer is not None:
-            self._dispatcher.single = Entry("consumer", config.consumer, calls_at_once=workers)
+            self._dispatcher.single = HandlerEntry("consumer", config.consumer, calls_at_once=workers)
         if config.fallback is not None:
-            self._dispatcher.fallback = Entry("fallback", config.fallback)
+            self._dispatcher.fallback = HandlerEntry("fallback", config.fallback)
         rules = DrainRules(
             max_batch=config.max_batch,
             linger=config.linger,
@@ -113,19 +121,27 @@ class BatchQueue(Delivering[T], Generic[T]):
             max_idle=config.max_idle,
             whole_rounds=config.consumer is not None,
         )
-        self._workers = [Worker(index, rules, self._dispatcher, self._latency, self._loop) for index in range(workers)]
+        self._drains = [
+            DrainTask(index, rules, self._dispatcher, self._latency, self._loop) for index in range(workers)
+        ]
         made = [Partition[T](index, config.buffer_size) for index in range(partitions)]
         # Kept by type, items lose their order among types: a single consumer, and dropping the oldest, want that.
         lanes = config.consumer is None and config.strategy is not BufferStrategy.DROP_OLDEST
-        self._placement = Placement(name, config.make_selector(), made, grows=self._grows, lanes=lanes)
+        self._router = PartitionRouter(name, config.make_selector(), made, grows=self._grows, lanes=lanes)
         for partition in made:
-            self._workers[partition.index % workers].adopt(partition)
-        self._only = self._placement.only
-        self._by_type = self._placement.by_type
+            self._drains[partition.index % workers].adopt(partition)
+        self._intake: Intake[T] = Intake(name, config, self._router, self._counters, self._home)
+        # Read by the hot path instead of asking the parts: the loop's thread, the only partition, the routes by type.
+        self._here = self._home.mark
+        self._blocking = self._intake.blocking
+        self._only = self._router.only
+        self._by_type = self._router.by_type
         self._closing: asyncio.Task[ShutdownReport] | None = None
-        self._closer = Closing(name, self._workers, self._placement, self._tally, self._loop)
+        self._shutdown = Shutdown(name, self._drains, self._router, self._counters, self._loop)
         self._report: ShutdownReport | None = None
+        self._reviewed = False
         self._rebalancer: Rebalancer[T] | None = None
+        self._inbox: ThreadInbox | None = None
         self._bridge: SyncQueue[T] | None = None
         self._bridge_lock = threading.Lock()
         self._pid = os.getpid()
@@ -154,20 +170,20 @@ class BatchQueue(Delivering[T], Generic[T]):
         )
 
     def _review_spread(self) -> None:
-        for worker in self._workers:
-            worker.review = None
+        if self._reviewed:
+            return
+        self._reviewed = True
         types = self._by_type
-        if types is not None and len(types) < len(self._workers):
-            self._warn_spread(f"{len(types)} types for {len(self._workers)} workers leave some of these without work")
+        if types is not None and len(types) < len(self._drains):
+            self._warn_spread(f"{len(types)} types for {len(self._drains)} workers leave some of these without work")
 
     def _start(self) -> None:
-        self._mark_thread()
-        for worker in self._workers:
-            worker.review = self._review_spread
-            worker.task = self._loop.create_task(worker.run(), name=f"{self.name}-drain-{worker.index}")
-            worker.task.add_done_callback(self._worker_ended)
-        if self.config.balancer is not None and len(self._workers) > 1:
-            self._rebalancer = Rebalancer(self.name, self.config.balancer, self._placement.partitions, self._workers)
+        self._home.mark_thread()
+        for drain in self._drains:
+            task = drain.start(f"{self.name}-drain-{drain.index}", self._review_spread)
+            task.add_done_callback(self._drain_ended)
+        if self.config.balancer is not None and len(self._drains) > 1:
+            self._rebalancer = Rebalancer(self.name, self.config.balancer, self._router.partitions, self._drains)
             self._rebalancer.start(self._loop, self.config.balance_interval)
         log.info(
             "queue_created",
@@ -188,7 +204,7 @@ class BatchQueue(Delivering[T], Generic[T]):
     @property
     def closed(self) -> bool:
         """Whether the queue takes nothing any more."""
-        return self._closed
+        return self._intake.closed
 
     @property
     def ended(self) -> bool:
@@ -198,66 +214,293 @@ class BatchQueue(Delivering[T], Generic[T]):
     @property
     def partition_count(self) -> int:
         """How many partitions there are; under `adaptive` it grows with the handlers."""
-        return len(self._placement.partitions)
+        return len(self._router.partitions)
 
     @property
     def worker_count(self) -> int:
         """How many drain tasks there are."""
-        return len(self._workers)
+        return len(self._drains)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self._intake.closed else "open"
         return f"<BatchQueue {self.name!r} {state}, {self.worker_count} workers, {self.partition_count} partitions>"
 
-    # -- for the door by which other threads come in -----------------------------------------------------------
+    # -- one item ------------------------------------------------------------------------------------------------
+
+    async def produce(self, item: T) -> bool:
+        """Put an item in; under `BLOCKING` wait for room, first come, first served.
+
+        Returns:
+            True when the item was accepted: it will be handled, given to `on_error`, or be in the shutdown report.
+            False when it was refused: no room (or not within `block_timeout`), dropped, or the queue is closed.
+
+        Raises:
+            WrongLoopError: on another thread or loop; use `bridge()` there.
+            DeadlockError: from a handler of this queue whose own partition is full.
+
+        Example:
+            >>> import asyncio, batchqueue_async as bq
+            >>> async def main() -> bool:
+            ...     async def handle(batch: list[str]) -> None: ...
+            ...     async with bq.BatchQueueManager() as manager:
+            ...         return await manager.create("words", bq.QueueConfig(consumer=handle)).produce("hello")
+            >>> asyncio.run(main())
+            True
+        """
+        if self._here._is_owned():
+            route: Route[T] | None = self._only
+            if route is None:
+                by_type = self._by_type
+                if by_type is None:
+                    route = self._router.route(item)
+                else:
+                    try:
+                        route = by_type[type(item)]
+                    except KeyError:
+                        route = self._router.route(item)
+            for _ in route.fast_slots:
+                route.tail.append(item)
+                return True
+            return self._intake.offer(route, item) or (self._blocking and await self._intake.wait_and_put(route, item))
+        raise self._home.error("produce")
+
+    def produce_nowait(self, item: T) -> bool:
+        """Put an item in if that is possible at once; False if it was refused or dropped.
+
+        Raises:
+            WrongLoopError: on another thread or loop; use `bridge()` there.
+        """
+        if self._here._is_owned():
+            route: Route[T] | None = self._only
+            if route is None:
+                by_type = self._by_type
+                if by_type is None:
+                    route = self._router.route(item)
+                else:
+                    try:
+                        route = by_type[type(item)]
+                    except KeyError:
+                        route = self._router.route(item)
+            for _ in route.fast_slots:
+                route.tail.append(item)
+                return True
+            if self._intake.offer(route, item):
+                return True
+            if self._blocking:
+                self._counters.refused += 1
+            return False
+        raise self._home.error("produce_nowait")
+
+    # -- many items ----------------------------------------------------------------------------------------------
+
+    async def produce_many(self, items: Iterable[T]) -> int:
+        """Put items in, in bulk when there is room for all; under `BLOCKING` wait for room for the rest.
+
+        Returns:
+            How many items were accepted: always the first so many. A call that is cancelled while it waits has put
+            in the first so many too; `block_timeout` ends a wait with the number.
+
+        Example:
+            >>> import asyncio, batchqueue_async as bq
+            >>> async def main() -> int:
+            ...     async def handle(batch: list[int]) -> None: ...
+            ...     async with bq.BatchQueueManager() as manager:
+            ...         queue = manager.create("numbers", bq.QueueConfig(consumer=handle))
+            ...         return await queue.produce_many(range(1000))
+            >>> asyncio.run(main())
+            1000
+        """
+        self._home.check_thread("produce_many")
+        batch = items if isinstance(items, list | tuple) else list(items)
+        if self._intake.put_all(batch):
+            return len(batch)
+        return await self._intake.put_rest(batch, None)
+
+    def produce_many_nowait(self, items: Iterable[T]) -> int:
+        """Put in as many of the items as is possible at once: always the first so many; the others are refused."""
+        self._home.check_thread("produce_many_nowait")
+        batch = items if isinstance(items, list | tuple) else list(items)
+        if self._intake.put_all(batch):
+            return len(batch)
+        accepted = self._intake.put_what_fits(batch, 0, None)
+        self._intake.refuse(len(batch) - accepted)
+        return accepted
+
+    # -- waiting for the outcome; no item costs a future of its own ------------------------------------------------
+
+    async def deliver(self, items: Iterable[T]) -> None:
+        """Put items in, and return when all of them were handled.
+
+        Cancelling the call takes nothing back: what was accepted by then is handled like everything else.
+
+        Raises:
+            DeliveryError: some items were refused, dropped, failed in their handler, have no handler, or were left
+                over by a shutdown; `failures` says which and why.
+            DeadlockError: from a handler of this queue, which would wait for itself.
+
+        Example:
+            >>> import asyncio, batchqueue_async as bq
+            >>> async def main() -> None:
+            ...     async def handle(batch: list[int]) -> None:
+            ...         print(sum(batch))
+            ...     async with bq.BatchQueueManager() as manager:
+            ...         await manager.create("numbers", bq.QueueConfig(consumer=handle)).deliver([1, 2, 3])
+            >>> asyncio.run(main())
+            6
+        """
+        self._home.check("deliver")
+        self._collect_inbox()
+        batch = items if isinstance(items, list | tuple) else list(items)
+        wait = CompletionWait()
+        try:
+            self._forbid_here("deliver")
+            accepted = await self._intake.put_rest(batch, wait)
+            if accepted < len(batch):
+                wait.fail(batch[accepted:], self._why_refused())
+            wait.seal()
+            await self._outcome(wait, "deliver")
+        finally:
+            wait.forget()
+        if wait.failures:
+            failed = sum(len(failure.items) for failure in wait.failures)
+            raise DeliveryError(
+                f"queue {self.name!r}: {failed} of {len(batch)} items were not handled; see the failures",
+                merged(wait.failures),
+            )
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when everything accepted before the call has an outcome: handled, failed, or without a handler.
+
+        Lingering batches leave at once. Items that come in later are not waited for.
+
+        Raises:
+            TimeoutError: `timeout` seconds passed first; the message says how many items are left.
+            QueueClosedError: a shutdown left some of the items over.
+            DeadlockError: from a handler of this queue, which would wait for itself.
+        """
+        self._home.check("flush")
+        self._collect_inbox()
+        self._forbid_here("flush")
+        wait = CompletionWait()
+        for partition in self._router.partitions:
+            partition.order()
+            wait.watch(partition, partition.finished, partition.accepted)
+        for migration in self._router.migrations:
+            if migration.items:
+                migration.watch(wait, len(migration.items))
+        wait.seal()
+        if any(owner.task is not None and owner.task.done() for [owner] in wait.needs()):
+            wait.forget()
+            raise QueueClosedError(f"queue {self.name!r} has lost a drain task; shut it down: the report has its items")
+        try:
+            with self._hurry():
+                async with asyncio.timeout(timeout):
+                    await self._outcome(wait, "flush")
+        except TimeoutError:
+            left = self._outstanding()
+            raise TimeoutError(
+                f"queue {self.name!r}: flush: {left} items are left after {timeout} s; "
+                "wait longer, or look for a slow handler in stats()"
+            ) from None
+        finally:
+            wait.forget()
+        if any(isinstance(failure.error, QueueClosedError) for failure in wait.failures):
+            raise QueueClosedError(f"queue {self.name!r} was shut down before the flush was complete; see its report")
+
+    def _outstanding(self) -> int:
+        """How many accepted items have no outcome yet."""
+        waiting = sum(partition.qsize() for partition in self._router.partitions)
+        moving = sum(len(migration.items) for migration in self._router.migrations)
+        return waiting + moving + sum(drain.in_flight for drain in self._drains)
+
+    def _why_refused(self) -> Exception:
+        if self._intake.closed:
+            return QueueClosedError(f"queue {self.name!r} is shut down and takes nothing any more")
+        return ItemDroppedError(
+            f"queue {self.name!r} had no room under {self.config.strategy.name} "
+            f"(block_timeout={self.config.block_timeout})"
+        )
+
+    @contextmanager
+    def _hurry(self) -> Generator[None]:
+        """Let no batch linger meanwhile."""
+        for drain in self._drains:
+            drain.begin_hurry()
+        try:
+            yield
+        finally:
+            for drain in self._drains:
+                drain.end_hurry()
+
+    def _collect_inbox(self) -> None:
+        """What other threads have put in by now comes before whatever is asked next."""
+        if self._inbox is not None:
+            self._inbox.collect()
+
+    def _forbid_here(self, call: str) -> None:
+        here = round_here()
+        if here is not None and here.drain in self._drains:
+            raise self._endless(call, "was called from a handler of the same queue")
+
+    def _endless(self, call: str, why: str) -> DeadlockError:
+        return DeadlockError(
+            f"queue {self.name!r}: {call} {why}; do not wait for {call} in a handler that it waits for; "
+            f"produce, and let the caller {call}"
+        )
+
+    async def _outcome(self, wait: CompletionWait, call: str) -> None:
+        """Wait to the end; while a handler of another queue does, note for whom, and refuse if that has no end."""
+        drain = caller_here()
+        if drain is None:
+            await wait.future
+            return
+        with waits.blocked(drain, wait.needs, wait.break_wait):
+            await wait.future
+        if wait.broken:
+            raise self._endless(call, "waits for a handler that waits for it")
+
+    # -- for the bridge and the manager --------------------------------------------------------------------------
 
     @property
-    def placement(self) -> Placement[T]:
+    def router(self) -> PartitionRouter[T]:
         """The queue's partitions and routes."""
-        return self._placement
+        return self._router
 
     @property
-    def tally(self) -> Tally:
+    def counters(self) -> Counters:
         """The queue's running counts."""
-        return self._tally
+        return self._counters
 
-    def set_door(self, door: Door) -> None:
-        """Collect from a door from now on."""
-        self._door = door
-        self._placement.on_rerouted = door.meet_partitions
+    def attach_inbox(self, inbox: ThreadInbox) -> None:
+        """Collect from an inbox of other threads from now on."""
+        self._inbox = inbox
+        self._router.on_rerouted = inbox.meet_partitions
 
     def force(self, item: T) -> None:
         """Put an item in that was accepted already, at the cost of older ones."""
-        place = self._placement.place(item)
-        if not place.offer(item):
-            place.evict()
-            self._tally.dropped_after += 1
-            place.offer(item)
+        self._intake.force(item)
 
     def on_own_thread(self) -> bool:
         """Whether this is the thread on which the queue's loop runs now."""
-        return self._here._is_owned() and self._loop.is_running()
+        return self._home.is_here()
 
-    def round_here(self) -> Worker[Any] | None:
-        """The worker in whose handler call this code runs, if any."""
-        return self._round_here()
-
-    def has_worker(self, worker: Worker[Any]) -> bool:
-        """Whether a worker is one of this queue's."""
-        return worker in self._workers
+    def owns(self, drain: DrainTask[Any] | None) -> bool:
+        """Whether a drain task is one of this queue's."""
+        return drain in self._drains
 
     def handler_of(self, task: asyncio.Task[Any] | None) -> str | None:
         """The handler that a task of this queue is calling, or None."""
-        for worker in self._workers:
-            if worker.task is task and worker.in_round and worker.place < len(worker.groups):
-                entry = worker.groups[worker.place][0]
+        for drain in self._drains:
+            if drain.task is task and drain.round is not None:
+                entry = drain.round.entry_here()
                 return None if entry is None else f"{entry.label}: {_name_of(entry.handler)}"
         return None
 
     def bridge(self) -> SyncQueue[T]:
         """The queue as threads and other event loops use it; may be called, and is shared, anywhere."""
-        if BatchQueue.make_bridge is None:
-            raise AssertionError("import batchqueue_async, not a part of it")
+        # The bridge stands behind this module in an item's way: it is imported when somebody wants one.
+        from batchqueue_async.bridge.sync_queue import SyncQueue  # noqa: PLC0415
+
         if os.getpid() != self._pid:
             raise ForkedError(
                 f"queue {self.name!r} was made before this process was forked, and its loop's thread did not come "
@@ -265,7 +508,7 @@ class BatchQueue(Delivering[T], Generic[T]):
             )
         with self._bridge_lock:
             if self._bridge is None:
-                self._bridge = BatchQueue.make_bridge(self)
+                self._bridge = SyncQueue(self)
         self._bridge.meet()
         return self._bridge
 
@@ -281,18 +524,18 @@ class BatchQueue(Delivering[T], Generic[T]):
             ConfigError: not a type, not a handler, a weight that is not above 0, or the queue has a single consumer.
             QueueClosedError: the queue is shut down.
         """
-        self._check_loop("add_handler")
+        self._home.check("add_handler")
         kind = type
         self._check_handler(kind, handler, weight)
         self._dispatcher.add(kind, handler, float(weight))
-        for worker in self._workers:
-            worker.wake()  # a parked drain has to look whether the handler wants on_idle
+        for drain in self._drains:
+            drain.wake()  # a parked drain has to look whether the handler wants on_idle
         if self._grows:
             self._grow()
 
     def _check_handler(self, kind: object, handler: object, weight: object) -> None:
         subject = f"queue {self.name!r}: add_handler"
-        if self._closed:
+        if self._intake.closed:
             raise QueueClosedError(f"{subject}: the queue is shut down; make a new one")
         if self.config.consumer is not None:
             raise ConfigError(
@@ -304,7 +547,7 @@ class BatchQueue(Delivering[T], Generic[T]):
 
     def remove_handler(self, type: type) -> bool:  # noqa: A002 - contract
         """Take a type's handler away; False if it had none. A call that runs goes on to its end."""
-        self._check_loop("remove_handler")
+        self._home.check("remove_handler")
         return self._dispatcher.remove(type)
 
     def handler(self, type: type, weight: float = 1.0) -> Callable[[HandlerT], HandlerT]:  # noqa: A002 - contract
@@ -324,11 +567,11 @@ class BatchQueue(Delivering[T], Generic[T]):
             return
         new = [Partition[T](index, self.config.buffer_size) for index in range(have, wanted)]
         for partition in new:
-            min(self._workers, key=lambda worker: len(worker.partitions)).adopt(partition)
-        if self._door is not None:
-            self._door.collect()
-        self._placement.grow(new)
-        self._placement.on_rerouted()
+            min(self._drains, key=lambda drain: len(drain.partitions)).adopt(partition)
+        if self._inbox is not None:
+            self._inbox.collect()
+        self._router.grow(new)
+        self._router.on_rerouted()
         log.debug("queue_grown", queue=self.name, partitions=wanted)
 
     # -- numbers -------------------------------------------------------------------------------------------------
@@ -336,26 +579,26 @@ class BatchQueue(Delivering[T], Generic[T]):
     def stats(self) -> QueueStats:
         """A snapshot of the queue's counters; after shutdown it can be asked for anywhere."""
         if self._report is None:
-            self._check_loop("stats")
-            self._collect_door()
-        tally = self._tally
-        partitions = self._placement.partitions
-        moving = sum(len(transit.items) for transit in self._placement.transits)
-        accepted = sum(partition.accepted for partition in partitions) + moving + tally.dropped_at_door
+            self._home.check("stats")
+            self._collect_inbox()
+        counters = self._counters
+        partitions = self._router.partitions
+        moving = sum(len(migration.items) for migration in self._router.migrations)
+        accepted = sum(partition.accepted for partition in partitions) + moving + counters.dropped_at_door
         undelivered = len(self._report.undelivered) if self._report is not None else 0
-        now = self._workers[0].clock()
+        now = self._drains[0].clock()
         waiting = [partition.since for partition in partitions if partition.qsize()]
         return QueueStats(
             name=self.name,
-            attempted=accepted + tally.refused + tally.dropped_before,
+            attempted=accepted + counters.refused + counters.dropped_before,
             accepted=accepted,
-            refused=tally.refused,
-            dropped_before=tally.dropped_before,
-            dropped_after=tally.dropped_after,
-            handled=tally.handled,
-            failed=tally.failed,
-            unhandled=tally.unhandled,
-            in_flight=sum(worker.pending for worker in self._workers),
+            refused=counters.refused,
+            dropped_before=counters.dropped_before,
+            dropped_after=counters.dropped_after,
+            handled=counters.handled,
+            failed=counters.failed,
+            unhandled=counters.unhandled,
+            in_flight=sum(drain.in_flight for drain in self._drains),
             undelivered=undelivered,
             used=sum(partition.qsize() for partition in partitions) + moving,
             capacity=len(partitions) * self.config.buffer_size,
@@ -367,7 +610,7 @@ class BatchQueue(Delivering[T], Generic[T]):
                     capacity=each.capacity,
                     accepted=each.accepted,
                     owner=each.owner.index if each.owner is not None else -1,
-                    waiting=len(each.waiters or ()),
+                    waiting=each.waiting,
                 )
                 for each in partitions
             ),
@@ -377,9 +620,9 @@ class BatchQueue(Delivering[T], Generic[T]):
                     partitions=len(each.partitions),
                     taken=each.taken,
                     busy=each.busy,
-                    in_flight=each.pending,
+                    in_flight=each.in_flight,
                 )
-                for each in self._workers
+                for each in self._drains
             ),
             batch_sizes=self._sizes.summary(),
             queue_latency=self._latency.summary(),
@@ -399,55 +642,53 @@ class BatchQueue(Delivering[T], Generic[T]):
         Raises:
             DeadlockError: from a handler of this queue, which the shutdown would wait for.
         """
-        self._check_loop("shutdown")
+        self._home.check("shutdown")
         self.forbid_shutdown_here()
         deadline = self._loop.time() + (self.config.drain_timeout if timeout is None else max(0.0, timeout))
         if self._closing is None:
             self.close_gate()
             self._closing = self._loop.create_task(self._finish(deadline), name=f"{self.name}-shutdown")
         else:
-            self._closer.hasten(deadline)
+            self._shutdown.hasten(deadline)
         # Several callers may wait for the one shutdown: cancelling one of them must not end it for the others.
         return await asyncio.shield(self._closing)
 
     async def _finish(self, deadline: float) -> ShutdownReport:
-        self._report = await self._closer.run(deadline)
+        self._report = await self._shutdown.run(deadline)
         return self._report
 
     def abandon(self) -> ShutdownReport:
         """Account for everything without the queue's loop, which has ended or does not answer."""
         if self._report is None:
-            self._closed = True
-            self._report = self._closer.abandon([] if self._door is None else self._door.give_back())
+            self._intake.close()
+            self._report = self._shutdown.abandon([] if self._inbox is None else self._inbox.give_back())
         return self._report
 
     def close_gate(self) -> None:
         """Take nothing in from now on, and send waiting producers away; the first step of a shutdown."""
-        if self._closed:
+        if self._intake.closed:
             return
-        self._closed = True
+        self._intake.close()
         if self._rebalancer is not None:
             self._rebalancer.stop()
-        if self._door is not None:
-            self._door.close()
-        for partition in self._placement.partitions:
-            partition.close()
+        if self._inbox is not None:
+            self._inbox.close()
+        self._intake.send_away()
 
     def forbid_shutdown_here(self) -> None:
         """Raise `DeadlockError` if this runs in a handler of the queue."""
-        worker = self._round_here()
-        if worker in self._workers and asyncio.current_task() is worker.task:
+        if self.owns(caller_here()):
             raise DeadlockError(
                 f"queue {self.name!r}: shutdown was called from one of its own handlers, which it would wait for; "
                 "let the handler return and shut down from outside, e.g. by asyncio.create_task(queue.shutdown())"
             )
 
-    def _worker_ended(self, task: asyncio.Task[None]) -> None:
+    def _drain_ended(self, task: asyncio.Task[None]) -> None:
         """A drain task that ends while the queue is open has lost its loop, or met a fault of this library."""
-        if self._closed and (task.cancelled() or task.exception() is None):
+        if self._intake.closed and (task.cancelled() or task.exception() is None):
             return
         self.close_gate()
-        self._closer.lose(next(worker for worker in self._workers if worker.task is task))
+        self._shutdown.lose(next(drain for drain in self._drains if drain.task is task))
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("worker_died", queue=self.name, **describe(error))

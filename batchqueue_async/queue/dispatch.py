@@ -1,4 +1,4 @@
-"""From a worker's round to handler calls: who takes which items, one call at a time for each handler.
+"""From a drain task's round to handler calls: who takes which items, one call at a time for each handler.
 
 The grouping is a plain function of the items and the registered types. The shell around each call does the
 accounting: whatever a handler does, its items end as handled, failed or, when the call itself was cut off by a
@@ -16,26 +16,27 @@ from batchqueue_async._support import log
 from batchqueue_async._support.handlers import call_of, method_of
 from batchqueue_async._support.log import describe
 from batchqueue_async.errors import UnhandledTypeError
-from batchqueue_async.queue.waits import Turns
+from batchqueue_async.queue.limiter import CallLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from batchqueue_async.config import ErrorHandler, Handler
-    from batchqueue_async.queue.drain import Chunk, Worker
-    from batchqueue_async.queue.stats import Sizes, Tally
+    from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.round import Call, Chunk, Round
+    from batchqueue_async.queue.stats import Counters, Sizes
 
 T = TypeVar("T")
 
 
-class Entry(Generic[T]):
+class HandlerEntry(Generic[T]):
     """A registered handler, and whose turn it is to call it."""
 
     __slots__ = ("consume", "handler", "label", "on_idle", "turns", "weight")
 
     def __init__(self, label: str, handler: Handler[T], weight: float = 1.0, calls_at_once: int = 1) -> None:
         self.label = label
-        self.turns = Turns(calls_at_once)
+        self.turns = CallLimiter(calls_at_once)
         self.replace(handler, weight)
 
     def replace(self, handler: Handler[T], weight: float) -> None:
@@ -46,10 +47,6 @@ class Entry(Generic[T]):
         self.on_idle: Callable[[], Awaitable[object]] | None = method_of(handler, "on_idle")
 
 
-Group = tuple["Entry[T] | None", "list[T]"]
-"""A handler (None: no handler takes the items) and the items of one call."""
-
-
 class Dispatcher(Generic[T]):
     """The handlers of one queue, and the calls to them."""
 
@@ -57,27 +54,27 @@ class Dispatcher(Generic[T]):
         self,
         *,
         name: str,
-        tally: Tally,
+        counters: Counters,
         sizes: Sizes,
         max_batch: int,
         handler_timeout: float | None = None,
         on_error: ErrorHandler[T] | None = None,
-        limiter: Turns | None = None,
+        limiter: CallLimiter | None = None,
     ) -> None:
         self.name = name
-        self.tally = tally
+        self.counters = counters
         self.sizes = sizes
         self.max_batch = max_batch
         self.handler_timeout = handler_timeout
         self.on_error = on_error
         self.limiter = limiter
-        self.single: Entry[T] | None = None
-        self.fallback: Entry[T] | None = None
-        self.entries: dict[type, Entry[T]] = {}
-        self._resolved: dict[type, Entry[T] | None] = {}
+        self.single: HandlerEntry[T] | None = None
+        self.fallback: HandlerEntry[T] | None = None
+        self.entries: dict[type, HandlerEntry[T]] = {}
+        self._resolved: dict[type, HandlerEntry[T] | None] = {}
         self._told: set[type] = set()
-        self._left: dict[type, Turns] = {}
-        """The turns of removed handlers that were in a call: one added again must not run beside it."""
+        self._left: dict[type, CallLimiter] = {}
+        """The turns of removed handlers that were in a call: one added again must not run at the same time."""
 
     # -- who takes what ------------------------------------------------------------------------------------------
 
@@ -85,7 +82,7 @@ class Dispatcher(Generic[T]):
         """Register, or replace, the handler of a type."""
         entry = self.entries.get(kind)
         if entry is None:
-            self.entries[kind] = entry = Entry(kind.__qualname__, handler, weight)
+            self.entries[kind] = entry = HandlerEntry(kind.__qualname__, handler, weight)
             entry.turns = self._left.pop(kind, entry.turns)
         else:
             entry.replace(handler, weight)
@@ -99,7 +96,7 @@ class Dispatcher(Generic[T]):
         self._resolved.clear()
         return entry is not None
 
-    def resolve(self, kind: type) -> Entry[T] | None:
+    def resolve(self, kind: type) -> HandlerEntry[T] | None:
         """The handler of a type: its own, else that of the nearest base class, else the fallback."""
         try:
             return self._resolved[kind]
@@ -109,14 +106,14 @@ class Dispatcher(Generic[T]):
             self._resolved[kind] = found
             return found
 
-    def group(self, chunks: list[Chunk[T]]) -> list[Group[T]]:
+    def group(self, chunks: list[Chunk[T]]) -> list[Call[T]]:
         """Sort a round's items by handler, in the order in which they came, in lists of at most `max_batch`."""
         if self.single is not None:
             if len(chunks) == 1:
                 return [(self.single, chunks[0][1])]
             return [(self.single, [item for _, items, _ in chunks for item in items])]
-        lists: dict[Entry[T] | None, list[T]] = {}
-        own: set[Entry[T] | None] = set()
+        lists: dict[HandlerEntry[T] | None, list[T]] = {}
+        own: set[HandlerEntry[T] | None] = set()
         for _, items, known in chunks:
             kind = known or type(items[0])
             if known is None and _differ(kind, items):
@@ -127,9 +124,11 @@ class Dispatcher(Generic[T]):
                 _own_list(entry, lists, own).extend(items)
             else:
                 lists[entry] = items
-        return [group for entry, items in lists.items() for group in self._bounded(entry, items)]
+        return [call for entry, items in lists.items() for call in self._bounded(entry, items)]
 
-    def _sort(self, items: list[T], lists: dict[Entry[T] | None, list[T]], own: set[Entry[T] | None]) -> None:
+    def _sort(
+        self, items: list[T], lists: dict[HandlerEntry[T] | None, list[T]], own: set[HandlerEntry[T] | None]
+    ) -> None:
         by_type: dict[type, list[T]] = {}
         for item in items:
             try:
@@ -138,7 +137,7 @@ class Dispatcher(Generic[T]):
                 by_type[type(item)] = mine = _own_list(self.resolve(type(item)), lists, own)
                 mine.append(item)
 
-    def _bounded(self, entry: Entry[T] | None, items: list[T]) -> list[Group[T]]:
+    def _bounded(self, entry: HandlerEntry[T] | None, items: list[T]) -> list[Call[T]]:
         most = self.max_batch
         if len(items) <= most:
             return [(entry, items)]
@@ -147,19 +146,19 @@ class Dispatcher(Generic[T]):
     # -- calling -------------------------------------------------------------------------------------------------
 
     async def run(  # noqa: C901 - the hot path of a call, written out
-        self, worker: Worker[T], chunks: list[Chunk[T]]
+        self, round_: Round[T]
     ) -> None:
-        """Call the handlers of everything in the chunks, one after the other."""
-        worker.groups = groups = self.group(chunks)
-        worker.pending = sum([len(items) for _, items in groups])
-        task = worker.task
-        tally = self.tally
+        """Call the handlers of everything in the round, one after the other."""
+        round_.calls = calls = self.group(round_.chunks)
+        drain = round_.drain
+        task = drain.task
+        counters = self.counters
         sizes = self.sizes.exact
         plain = self.handler_timeout is None and self.limiter is None
-        for place, (entry, items) in enumerate(groups):
-            worker.place = place
+        for index, (entry, items) in enumerate(calls):
+            round_.call_index = index
             if entry is None:
-                self._unhandled(worker, items)
+                self._unhandled(round_, items)
                 continue
             count = len(items)
             try:
@@ -170,61 +169,59 @@ class Dispatcher(Generic[T]):
             holders = turns.holders
             try:
                 # The handler gets a list of its own: what it does to it must not reach the record kept here.
-                if plain and not turns.line and len(holders) < turns.limit:
-                    holders.append(worker)
+                if plain and not turns.waiting and len(holders) < turns.limit:
+                    holders.append(drain)
                     try:
                         await entry.consume(items.copy())
                     finally:
-                        turns.leave(worker)
+                        turns.leave(drain)
                 else:
-                    await self._call(worker, entry, items.copy())
+                    await self._call(drain, entry, items.copy())
             except BaseException as error:  # whatever a handler raises is its batch's failure, not ours
-                if ends_the_worker(worker, error):
+                if ends_the_drain(drain, error):
                     raise
-                await self._failed(worker, entry, items, error)
+                await self._failed(round_, entry, items, error)
             else:
-                if not worker.abandoned:
-                    tally.handled += count
-                    worker.pending -= count
-            if worker.abandoned:
+                if not round_.abandoned:
+                    counters.handled += count
+                    round_.pending -= count
+            if round_.abandoned:
                 return
             if task is not None and task.cancelling():
-                worker.place = place + 1
-                raise asyncio.CancelledError  # the handler swallowed it, but it was for the worker
+                round_.call_index = index + 1
+                raise asyncio.CancelledError  # the handler swallowed it, but it was for the drain task
 
-    async def _call(self, worker: Worker[T], entry: Entry[T], items: list[T]) -> None:
+    async def _call(self, drain: DrainTask[T], entry: HandlerEntry[T], items: list[T]) -> None:
         turns = entry.turns
-        if not turns.enter_nowait(worker):
-            await turns.enter(worker)
+        if not turns.enter_nowait(drain):
+            await turns.enter(drain)
         try:
-            await self._guarded(worker, entry.consume, items)
+            await self._guarded(drain, entry.consume, items)
         finally:
-            turns.leave(worker)
+            turns.leave(drain)
 
-    async def _guarded(self, worker: Worker[T], call: Callable[..., Awaitable[object]], *arguments: list[T]) -> None:
+    async def _guarded(self, drain: DrainTask[T], call: Callable[..., Awaitable[object]], *arguments: list[T]) -> None:
         """Make a call within the scheduler's bound on calls and within `handler_timeout`."""
         limiter = self.limiter
         if limiter is not None:
-            await limiter.enter(worker)
+            await limiter.enter(drain)
         try:
             async with asyncio.timeout(self.handler_timeout):
                 await call(*arguments)
         finally:
             if limiter is not None:
-                limiter.leave(worker)
+                limiter.leave(drain)
 
-    async def _failed(self, worker: Worker[T], entry: Entry[T], items: list[T], error: BaseException) -> None:
-        if worker.abandoned:
+    async def _failed(self, round_: Round[T], entry: HandlerEntry[T], items: list[T], error: BaseException) -> None:
+        if round_.abandoned:
             return
-        self.tally.failed += len(items)
-        worker.pending -= len(items)
-        worker.note_failure(worker.place, error)
-        worker.place += 1
+        self.counters.failed += len(items)
+        round_.fail(error)
         log.warning(
             "handler_failed",
             queue=self.name,
-            worker=worker.index,
-            partitions=_partitions_of(worker, items),
+            worker=round_.drain.index,
+            partitions=round_.partitions_of(items),
             handler=entry.label,
             items=len(items),
             **describe(error),
@@ -237,32 +234,32 @@ class Dispatcher(Generic[T]):
                 if inspect.isawaitable(answer):
                     await answer
         except BaseException as failure:  # the error handler is the user's too; nothing stops for it
-            if ends_the_worker(worker, failure):
+            if ends_the_drain(round_.drain, failure):
                 raise
-            self._log_on_error(worker, failure)
+            self._log_on_error(round_, failure)
 
-    def _log_on_error(self, worker: Worker[T], failure: BaseException) -> None:
-        log.error("on_error_failed", queue=self.name, worker=worker.index, **describe(failure))
+    def _log_on_error(self, round_: Round[T], failure: BaseException) -> None:
+        log.error("on_error_failed", queue=self.name, worker=round_.drain.index, **describe(failure))
 
-    def _unhandled(self, worker: Worker[T], items: list[T]) -> None:
-        self.tally.unhandled += len(items)
-        worker.pending -= len(items)
-        error = UnhandledTypeError(f"queue {self.name!r} has no handler for the item's type; add one, or a fallback")
-        worker.note_failure(worker.place, error)
+    def _unhandled(self, round_: Round[T], items: list[T]) -> None:
+        self.counters.unhandled += len(items)
+        round_.fail(
+            UnhandledTypeError(f"queue {self.name!r} has no handler for the item's type; add one, or a fallback")
+        )
         for kind in dict.fromkeys(map(type, items)):
             if kind not in self._told:
                 self._told.add(kind)
                 log.warning(
                     "type_unhandled",
                     queue=self.name,
-                    worker=worker.index,
-                    partitions=_partitions_of(worker, [item for item in items if type(item) is kind]),
+                    worker=round_.drain.index,
+                    partitions=round_.partitions_of([item for item in items if type(item) is kind]),
                     type=kind.__qualname__,
                 )
 
     # -- idling --------------------------------------------------------------------------------------------------
 
-    def _all_entries(self) -> list[Entry[T]]:
+    def _all_entries(self) -> list[HandlerEntry[T]]:
         entries = list(self.entries.values())
         entries += [entry for entry in (self.single, self.fallback) if entry is not None]
         return entries
@@ -271,18 +268,20 @@ class Dispatcher(Generic[T]):
         """Whether any handler has an `on_idle`."""
         return any(entry.on_idle is not None for entry in self._all_entries())
 
-    async def idle(self, worker: Worker[T]) -> None:
+    async def idle(self, drain: DrainTask[T]) -> None:
         """Call `on_idle` of every handler that is not in a call; stop at once when items arrive."""
         called: set[int] = set()
         for entry in self._all_entries():
-            if worker.ready or worker.closing:
+            if drain.ready or drain.closing:
                 return
             if entry.on_idle is None or id(entry.handler) in called:
                 continue
             called.add(id(entry.handler))
-            await self._idle_call(worker, entry, entry.on_idle)
+            await self._idle_call(drain, entry, entry.on_idle)
 
-    async def _idle_call(self, worker: Worker[T], entry: Entry[T], on_idle: Callable[[], Awaitable[object]]) -> None:
+    async def _idle_call(
+        self, drain: DrainTask[T], entry: HandlerEntry[T], on_idle: Callable[[], Awaitable[object]]
+    ) -> None:
         # One object may handle several types: none of its calls may run beside its on_idle.
         siblings = [other for other in self._all_entries() if other.handler is entry.handler]
         if entry not in siblings:
@@ -290,22 +289,24 @@ class Dispatcher(Generic[T]):
         if any(not other.turns.idle for other in siblings):
             return
         for other in siblings:
-            other.turns.enter_alone(worker)
+            other.turns.enter_alone(drain)
         try:
-            await self._guarded(worker, on_idle)
+            await self._guarded(drain, on_idle)
         except BaseException as error:  # a failing on_idle is the handler's fault and stops nothing
-            if ends_the_worker(worker, error):
+            if ends_the_drain(drain, error):
                 raise
-            self._log_on_idle(worker, entry, error)
+            self._log_on_idle(drain, entry, error)
         finally:
             for other in siblings:
                 other.turns.leave_alone()
 
-    def _log_on_idle(self, worker: Worker[T], entry: Entry[T], error: BaseException) -> None:
-        log.warning("on_idle_failed", queue=self.name, worker=worker.index, handler=entry.label, **describe(error))
+    def _log_on_idle(self, drain: DrainTask[T], entry: HandlerEntry[T], error: BaseException) -> None:
+        log.warning("on_idle_failed", queue=self.name, worker=drain.index, handler=entry.label, **describe(error))
 
 
-def _own_list(entry: Entry[T] | None, lists: dict[Entry[T] | None, list[T]], own: set[Entry[T] | None]) -> list[T]:
+def _own_list(
+    entry: HandlerEntry[T] | None, lists: dict[HandlerEntry[T] | None, list[T]], own: set[HandlerEntry[T] | None]
+) -> list[T]:
     """A handler's list to add to: never one that belongs to a chunk."""
     if entry not in own:
         own.add(entry)
@@ -318,19 +319,13 @@ def _differ(first: type, items: Sequence[object]) -> bool:
     return type(items[-1]) is not first or countOf(map(type, items), first) != len(items)
 
 
-def _partitions_of(worker: Worker[Any], items: Sequence[object]) -> list[int]:
-    """Where, of the worker's round, such items come from; looked up only for a log event."""
-    kinds = set(map(type, items))
-    return sorted({partition.index for partition, taken, _ in worker.chunks if not kinds.isdisjoint(map(type, taken))})
+def is_cancelled(drain: DrainTask[Any]) -> bool:
+    """Whether the drain task itself is being cancelled, rather than something that its handler waited for."""
+    return drain.task is not None and drain.task.cancelling() > 0
 
 
-def is_cancelled(worker: Worker[Any]) -> bool:
-    """Whether the worker itself is being cancelled, rather than something that its handler waited for."""
-    return worker.task is not None and worker.task.cancelling() > 0
-
-
-def ends_the_worker(worker: Worker[Any], error: BaseException) -> bool:
-    """Whether an error is meant for the worker, the loop or the interpreter, and not for a handler's batch."""
+def ends_the_drain(drain: DrainTask[Any], error: BaseException) -> bool:
+    """Whether an error is meant for the drain task, the loop or the interpreter, and not for a handler's batch."""
     if isinstance(error, asyncio.CancelledError):
-        return is_cancelled(worker)
+        return is_cancelled(drain)
     return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)

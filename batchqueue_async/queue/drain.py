@@ -1,7 +1,7 @@
 """The drain task: it owns partitions, takes bounded rounds of batches from them, and rests when there is nothing.
 
-A worker never looks at an empty partition: the first item into one puts it on the worker's `ready` list and cuts the
-worker's sleep short. A round takes at most one bounded batch from each ready partition, so none waits longer than
+A drain task never looks at an empty partition: the first item into one puts it on the task's `ready` list and cuts
+its sleep short. A round takes at most one bounded batch from each ready partition, so none waits longer than
 one round for its turn.
 """
 
@@ -11,11 +11,11 @@ import asyncio
 import math
 import time
 from collections import deque
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from batchqueue_async.queue.waits import circle
+from batchqueue_async.queue.deadlock import HandlerWaits, waits
+from batchqueue_async.queue.round import Round, current_round
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,22 +25,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-current_round: ContextVar[tuple[Worker[Any], int] | None] = ContextVar("batchqueue_round", default=None)
-"""The worker in whose handler call this code runs, and the number of its round: a deadlock shows by it."""
-
-
-Chunk = tuple["Partition[T]", "list[T]", "type | None"]
-"""Items taken out of a partition, and their type if they are of one."""
-
 
 class Dispatch(Protocol[T]):
-    """What a worker does with what it took: the next station of an item's way."""
+    """What a drain task does with what it took: the next station of an item's way."""
 
-    async def run(self, worker: Worker[T], chunks: list[Chunk[T]]) -> None:
-        """Give every item of the chunks to its handler; raise only when the worker is cancelled."""
+    async def run(self, round_: Round[T]) -> None:
+        """Give every item of the round to its handler; raise only when the drain task is cancelled."""
         ...
 
-    async def idle(self, worker: Worker[T]) -> None:
+    async def idle(self, drain: DrainTask[T]) -> None:
         """Tell the handlers that want to know that there is nothing to do."""
         ...
 
@@ -50,7 +43,7 @@ class Dispatch(Protocol[T]):
 
 
 REVIEW_AFTER = 1_000
-"""Items that a worker takes before its queue looks once whether its selector spreads them."""
+"""Items that a drain task takes before its queue looks once whether its selector spreads them."""
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
@@ -64,7 +57,7 @@ def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRules:
-    """The part of a queue's configuration that its workers go by."""
+    """The part of a queue's configuration that its drain tasks go by."""
 
     max_batch: int
     linger: float
@@ -79,8 +72,15 @@ class DrainRules:
         return min(self.min_idle * 2.0 ** min(idle_rounds, 60), self.max_idle)
 
 
-class Worker(Generic[T]):
-    """One drain task and the partitions that it owns."""
+class DrainTask(Generic[T]):
+    """One drain task and the partitions that it owns.
+
+    Attributes:
+        ready: the partitions with items, in the order of their turns.
+        round: the round that it is in; one that was cut off stays, so that a shutdown can account for it.
+        rounds: how many rounds it began, looks at idle handlers included.
+        waits: what its handler calls wait for.
+    """
 
     def __init__(
         self,
@@ -96,31 +96,19 @@ class Worker(Generic[T]):
         self.latency = latency
         self.loop = loop
         self.clock = clock_of(loop)
-        self.review: Callable[[], None] | None = None
-        """Called after `REVIEW_AFTER` items, until the queue takes it away."""
         self.partitions: list[Partition[T]] = []
         self.ready: deque[Partition[T]] = deque()
-        self.chunks: list[Chunk[T]] = []
-        self.round = 0
-        self.in_round = False
-        self.in_idle = False
+        self.round: Round[T] | None = None
+        self.rounds = 0
         self.hurry = 0
         """How many flushes (or a shutdown) want lingering batches to leave at once."""
         self.closing = False
         self.may_exit = True
         self.taken = 0
-        self.pending = 0
-        """How many items of the round have no outcome yet."""
-        self.groups: list[tuple[Any, list[T]]] = []
-        """The handler calls of the round, the current one at `place`."""
-        self.place = 0
-        self.abandoned = False
-        """Whether a shutdown gave up on this worker, so that what it still does no longer counts."""
-        self.break_wait: Callable[[], None] | None = None
-        """Ends the wait of the running handler call with a `DeadlockError`."""
         self.busy = 0.0
         self.task: asyncio.Task[None] | None = None
-        self.blocked_on: Callable[[], list[list[Worker[Any]]]] | None = None
+        self.waits = HandlerWaits()
+        self._review: Callable[[], None] | None = None
         self._sleeper: asyncio.Future[None] | None = None
 
     # -- owning --------------------------------------------------------------------------------------------------
@@ -128,41 +116,41 @@ class Worker(Generic[T]):
     def adopt(self, partition: Partition[T]) -> None:
         """Own a partition from now on, with whatever waits in it."""
         partition.owner = self
-        partition.heir = None
-        partition.attend = self.attend
+        partition.next_owner = None
+        partition.on_ready = self.on_ready
         self.partitions.append(partition)
         if partition.listed:
             self.ready.append(partition)
             self.wake()
         partition.linger_step = None
-        partition.arm()
+        partition.rearm()
 
-    def hand_over(self, partition: Partition[T], heir: Worker[T]) -> None:
-        """Give a partition to another worker: now, or when the items that are in flight from it are finished.
+    def hand_over(self, partition: Partition[T], next_owner: DrainTask[T]) -> None:
+        """Give a partition to another drain task: now, or when the items that are in flight from it are finished.
 
-        A worker whose handler waits for this very partition would then wait for itself: it does not get it.
+        One whose handler waits for this very partition would then wait for itself: it does not get it.
         """
-        partition.heir = None if heir is self else heir
+        partition.next_owner = None if next_owner is self else next_owner
         if not partition.in_flight:
-            self._give_to_heir(partition)
+            self._give_to_next_owner(partition)
 
-    def _give_to_heir(self, partition: Partition[T]) -> None:
-        heir, partition.heir = partition.heir, None
-        if heir is None:
+    def _give_to_next_owner(self, partition: Partition[T]) -> None:
+        next_owner, partition.next_owner = partition.next_owner, None
+        if next_owner is None:
             return
-        partition.owner = heir
-        if heir.blocked_on is not None and circle(heir):
+        partition.owner = next_owner
+        if waits.find_cycle(next_owner):
             partition.owner = self
             return
         self._release(partition)
-        heir.adopt(partition)
+        next_owner.adopt(partition)
 
     def _release(self, partition: Partition[T]) -> None:
         self.partitions.remove(partition)
         if partition.listed and partition in self.ready:
             self.ready.remove(partition)
 
-    def attend(self, partition: Partition[T]) -> float:
+    def on_ready(self, partition: Partition[T]) -> float:
         """A partition got its first item, or has as many more as a lingering batch was waiting for."""
         if partition.linger_step is None:
             self.ready.append(partition)
@@ -178,12 +166,13 @@ class Worker(Generic[T]):
 
     @property
     def calling(self) -> bool:
-        """Whether the worker is in a handler's hands, so that nothing else of it goes on."""
-        return self.in_round or self.in_idle
+        """Whether it is in a handler's hands, so that nothing else of it goes on."""
+        return self.round is not None
 
-    def needs(self) -> list[list[Worker[Any]]]:
-        """Whom the running handler call waits for: it goes on when, of every group, one goes on."""
-        return [] if self.blocked_on is None else self.blocked_on()
+    @property
+    def in_flight(self) -> int:
+        """How many items it has taken that have no outcome yet."""
+        return 0 if self.round is None else self.round.pending
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -198,7 +187,7 @@ class Worker(Generic[T]):
                     await self._nap(rest)
                     continue
                 await self._round()
-                # Producers and other workers of this loop get their turn between two rounds.
+                # Producers and other drain tasks of this loop get their turn between two rounds.
                 await asyncio.sleep(0)
             elif self.closing:
                 if self.may_exit:
@@ -215,44 +204,53 @@ class Worker(Generic[T]):
                 idle_rounds += 1
 
     async def _idle(self) -> None:
-        self.round += 1
-        current_round.set((self, self.round))
-        self.in_idle = True
+        self._begin_round()
         try:
             await self.dispatch.idle(self)
         finally:
-            self.in_idle = False
+            self._end_round()
+
+    def _begin_round(self) -> Round[T]:
+        self.rounds += 1
+        self.round = begun = Round(self)
+        current_round.set(begun)
+        return begun
+
+    def _end_round(self) -> None:
+        if self.round is not None:
+            self.round.close()
+            self.round = None
 
     async def _round(self) -> None:
         start = self.clock()
-        self.round += 1
-        current_round.set((self, self.round))
-        chunks = self._take(start)
+        current = self._begin_round()
+        self._take(current, start)
+        chunks = current.chunks
         if not chunks:
+            self._end_round()
             return
-        self.chunks = chunks
-        self.in_round = True
-        await self.dispatch.run(self, chunks)
+        await self.dispatch.run(current)
         # A round that is cut off stays a round: a shutdown reads from it what is unfinished.
-        self.in_round = False
+        self._end_round()
         self.busy += self.clock() - start
-        if self.review is not None and self.taken >= REVIEW_AFTER:
-            self.review()
-        self.chunks, self.groups = [], []
+        if self._review is not None and self.taken >= REVIEW_AFTER:
+            review, self._review = self._review, None
+            review()
         for partition, _, _ in chunks:
             partition.in_flight = 0
-            if partition.watches or partition.leaving:
+            if partition.ranges or partition.leaving:
                 partition.settle()
-            if partition.heir is not None:
-                self._give_to_heir(partition)
+            if partition.next_owner is not None:
+                self._give_to_next_owner(partition)
 
-    def _take(self, now: float) -> list[Chunk[T]]:
+    def _take(self, current: Round[T], now: float) -> None:
+        """Move a bounded batch of each ready partition into the round, which owns them from here on."""
         ready = self.ready
         whole = self.rules.whole_rounds
         budget = self.rules.max_batch
         oldest = math.inf
         taken = 0
-        chunks: list[Chunk[T]] = []
+        chunks = current.chunks
         for _ in range(len(ready)):
             partition = ready.popleft()
             partition.linger_step = None
@@ -279,9 +277,40 @@ class Worker(Generic[T]):
                 if not budget:
                     break
         if chunks:
+            current.pending = taken
             self.taken += taken
             self.latency.record(now - oldest)
-        return chunks
+
+    def start(self, name: str, review: Callable[[], None]) -> asyncio.Task[None]:
+        """Begin to drain; `review` is called once, after `REVIEW_AFTER` items."""
+        self._review = review
+        self.task = self.loop.create_task(self.run(), name=name)
+        return self.task
+
+    def finish(self, *, may_exit: bool) -> None:
+        """Drain what is left; then end, or wait until ending is allowed."""
+        self.closing = True
+        self.may_exit = may_exit
+        self.wake()
+
+    # -- when it is over -----------------------------------------------------------------------------------------
+
+    def fail_unfinished(self, error: BaseException) -> None:
+        """Tell those who wait for the items of a round that was cut off that these will not be handled."""
+        if self.round is not None:
+            self.round.fail_unfinished(error)
+
+    def unfinished(self) -> list[T]:
+        """The items of its round that have no outcome."""
+        return [] if self.round is None else self.round.unfinished()
+
+    def give_up(self) -> list[T]:
+        """Do nothing more, and count nothing; what its round leaves over."""
+        left = self.unfinished()
+        if self.round is not None:
+            self.round.abandon()
+        self.ready.clear()
+        return left
 
     # -- lingering -----------------------------------------------------------------------------------------------
 
@@ -313,7 +342,16 @@ class Worker(Generic[T]):
         step = self._linger_step()
         for partition in self.ready:
             partition.linger_step = step
-            partition.arm()
+            partition.rearm()
+
+    def begin_hurry(self) -> None:
+        """Let no batch linger, until `end_hurry`."""
+        self.hurry += 1
+        self.wake()
+
+    def end_hurry(self) -> None:
+        """The hurry is over."""
+        self.hurry -= 1
 
     # -- resting -------------------------------------------------------------------------------------------------
 
@@ -328,32 +366,7 @@ class Worker(Generic[T]):
             if timer is not None:
                 timer.cancel()
 
-    def unfinished(self) -> list[T]:
-        """The items of the round whose handler call was cut off or never began."""
-        return [item for _, items in self.groups[self.place :] for item in items] if self.in_round else []
-
-    def note_failure(self, place: int, error: BaseException) -> None:
-        """Tell those who wait for the items of a handler call that they were not handled."""
-        if not any(partition.watches for partition, _, _ in self.chunks):
-            return
-        entry, items = self.groups[place]
-        # The calls of one handler hold its items in the order of the chunks: that gives each item's number back.
-        kinds = {type(item) for other, batch in self.groups if other is entry for item in batch}
-        first = sum(len(batch) for other, batch in self.groups[:place] if other is entry)
-        passed = 0
-        numbers: dict[Partition[T], int] = {}
-        for partition, taken, _ in self.chunks:
-            start = numbers.get(partition, partition.flight_start)
-            numbers[partition] = start + len(taken)
-            for number, item in enumerate(taken, start):
-                if type(item) in kinds:
-                    if first <= passed < first + len(items):
-                        for watch in partition.watches or ():
-                            if watch.start <= number < watch.end:
-                                watch.wait.fail((item,), error)
-                    passed += 1
-
     def wake(self) -> None:
-        """Cut the worker's sleep short, if it sleeps."""
+        """Cut its sleep short, if it sleeps."""
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)

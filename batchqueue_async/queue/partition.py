@@ -1,9 +1,25 @@
-"""One bounded partition: a first-in-first-out buffer that producers append to and one worker takes from in bulk.
+"""One bounded partition: a first-in-first-out buffer that producers append to and one drain task takes from in bulk.
 
-The state machine never awaits. What it holds is in `buffer`, who waits for a place in `line`; here is how items come
-in and go out, and what their worker and those who wait for them have to know. Everything unusual (a partition nobody
-watches yet, a full or closed one, waiting producers, a batch that lingers) leaves nothing to spare, so that the
-producer takes the slow path.
+The state machine never awaits. A producer's fast path uses only `fast_slots` and `tail`: `fast_slots` counts the
+places down that may be filled without a further look, and appending to `tail` is all there is to do. An
+`itertools.repeat` is the cheapest countdown there is: one step of it costs a third of comparing a length with a limit.
+
+Everything unusual (a partition nobody watches yet, a full or closed one, waiting producers, a batch that lingers)
+leaves no fast slots, so that the producer takes the slow path. `rearm` is the one place that decides how many there
+may be.
+
+Items have no numbers until their order matters, as they are taken out or waited for: then the buffer is sealed, and
+they stand in runs, oldest first.
+
+What belongs together, between any two calls:
+
+- `capacity >= qsize() + held + reserved`: every place is free, filled, held for what comes from elsewhere (items that
+  are moving here, places lent to the inbox of other threads), or reserved for a waiter. Fast slots are free places.
+- There are fast slots only while the partition is open, its drain task knows of its items (`listed`), and nobody
+  waits: so no producer passes another.
+- The items with numbers from `removed` on are inside. Those from `flight_start` on, `in_flight` of them, are with the
+  drain task. Everything below `finished` has an outcome.
+- `ranges` are in the order of their ends. `waiters` is None when nobody waits and nothing is reserved.
 """
 
 from __future__ import annotations
@@ -11,23 +27,53 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
-from batchqueue_async.queue.buffer import NOTHING_TO_SPARE, Lane
-from batchqueue_async.queue.line import Line, Waiter
+from batchqueue_async.queue.waiters import Waiter, WaiterQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from batchqueue_async.queue.drain import Worker
-    from batchqueue_async.queue.migration import Transit
-    from batchqueue_async.queue.waits import Wait, Watch
+    from batchqueue_async.queue.completion import CompletionWait, SequenceRange
+    from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.migration import Migration
+    from batchqueue_async.queue.ports import PartitionCredits
 
 T = TypeVar("T")
 
+NO_SLOTS = repeat(None, 0)
 
-class Partition(Line[T]):
+
+class Lane(Generic[T]):
+    """The items of one type in a partition: kept by type as they come, they need not be sorted as they go."""
+
+    __slots__ = ("fast_slots", "kind", "partition", "tail")
+
+    def __init__(self, kind: type, partition: Partition[T]) -> None:
+        self.kind = kind
+        self.partition = partition
+        self.tail: list[T] = []
+        self.fast_slots = partition.fast_slots
+
+    def offer(self, item: T) -> bool:
+        """Take an item in if the partition has a free place and nobody waits for it."""
+        return self.partition.offer(item, self)
+
+    def fill(self, waiter: Waiter, items: Iterable[T]) -> None:
+        """Put items into the places that were reserved for the waiter."""
+        self.partition.fill(waiter, items, self)
+
+    def evict(self) -> T:
+        """Remove the oldest waiting item of the partition to make room."""
+        return self.partition.evict()
+
+    def watch(self, wait: CompletionWait, count: int) -> None:
+        """Let a caller wait for the last `count` items, put in right after `order`."""
+        self.partition.watch(wait, count)
+
+
+class Partition(Generic[T]):
     """A bounded asyncio queue with a bulk `take`; like `asyncio.Queue`, except that waiting putters are never passed.
 
     Example:
@@ -39,46 +85,99 @@ class Partition(Line[T]):
     """
 
     __slots__ = (
+        "_position",
+        "_sealed",
+        "_sealed_count",
         "arriving",
-        "attend",
+        "capacity",
+        "closed",
+        "credits",
+        "fast_slots",
         "flight_start",
         "getters",
-        "heir",
+        "held",
         "in_flight",
         "index",
+        "lanes",
         "leaving",
+        "linger_step",
+        "listed",
         "marks",
+        "next_owner",
+        "on_ready",
         "owner",
+        "ranges",
+        "removed",
         "since",
-        "watches",
+        "tail",
+        "waiters",
     )
 
-    def __init__(self, index: int, capacity: int, attend: Callable[[Partition[T]], float] | None = None) -> None:
-        super().__init__(capacity)
+    def __init__(self, index: int, capacity: int, on_ready: Callable[[Partition[T]], float] | None = None) -> None:
         self.index = index
-        self.attend = attend
-        self.owner: Worker[T] | None = None
-        self.heir: Worker[T] | None = None
+        # -- what is inside
+        self.tail: list[T] = []
+        self.lanes: list[Lane[T]] | None = None
+        """Where items are kept by type instead of in `tail`."""
+        # Items stand in the order of their numbers once they are sealed: in runs, from `_position` on in the first.
+        self._sealed: deque[tuple[type | None, list[Any]]] | None = None
+        self._sealed_count: int = 0
+        self._position: int = 0
+        self.removed: int = 0
+        """How many items have left the buffer, taken or evicted: the sequence number of the oldest one inside."""
+        # -- who may come in
+        self.capacity = capacity
+        self.fast_slots = NO_SLOTS
+        self.closed = False
+        self.held = 0
+        """Places kept for items of types that are moving here, and for the inbox of other threads."""
+        self.waiters: WaiterQueue | None = None
+        self.credits: PartitionCredits | None = None
+        """The share of this partition that the inbox of other threads has."""
+        # -- who takes out
+        self.on_ready = on_ready
+        """Told when there are items, or as many more as a lingering batch was waiting for."""
+        self.listed = False
+        """Whether the drain task (or `on_ready`) knows that there are items."""
+        self.linger_step: int | None = None
+        self.owner: DrainTask[T] | None = None
+        self.next_owner: DrainTask[T] | None = None
         self.in_flight = 0
-        """How many items its worker has taken and not finished; the first has the number `flight_start`."""
+        """How many items its drain task has taken and not finished; the first has the number `flight_start`."""
         self.flight_start = 0
         self.since = 0.0
         """No item inside is older than this."""
         self.marks: list[tuple[int, float]] | None = None
-        self.arriving: list[Transit[T]] | None = None
-        """Those that move here; `held` counts their items."""
-        self.leaving: list[Transit[T]] | None = None
+        # -- who has to know what is finished
+        self.ranges: list[SequenceRange] | None = None
+        self.arriving: list[Migration[T]] | None = None
+        """What moves here; `held` counts its items."""
+        self.leaving: list[Migration[T]] | None = None
         """Types or keys that move to other partitions as soon as what is here of them is finished."""
-        self.watches: list[Watch] | None = None
         self.getters: deque[asyncio.Future[None]] | None = None
 
     # -- what is inside ------------------------------------------------------------------------------------------
 
-    def lane(self, kind: type) -> Lane[T]:
-        """Keep the items of a type by themselves from now on."""
-        lane = Lane(kind, self)
-        self.lanes = [*(self.lanes or ()), lane]
-        return lane
+    def qsize(self) -> int:
+        """How many items wait inside."""
+        count = self._sealed_count + len(self.tail)
+        for lane in self.lanes or ():
+            count += len(lane.tail)
+        return count
+
+    def items(self) -> list[T]:
+        """The items that wait inside: those with a number first, oldest first."""
+        numbered = [item for _, run in self._sealed or () for item in run][self._position :]
+        return [*numbered, *self.tail, *(item for lane in self.lanes or () for item in lane.tail)]
+
+    def empty(self) -> bool:
+        """Whether no item waits inside."""
+        return not self.qsize()
+
+    @property
+    def accepted(self) -> int:
+        """How many items have ever come in."""
+        return self.removed + self.qsize()
 
     @property
     def finished(self) -> int:
@@ -86,12 +185,256 @@ class Partition(Line[T]):
         return self.flight_start if self.in_flight else self.removed
 
     @property
-    def line(self) -> Partition[T]:
+    def partition(self) -> Partition[T]:
         """Where a producer waits for room: here; for a type that is moving, at its new partition."""
         return self
 
-    def needs(self) -> list[list[Worker[Any]]]:
-        """Whom a producer in this line waits for."""
+    def lane(self, kind: type) -> Lane[T]:
+        """Keep the items of a type by themselves from now on."""
+        lane = Lane(kind, self)
+        self.lanes = [*(self.lanes or ()), lane]
+        return lane
+
+    def close_lane(self, kind: type) -> None:
+        """The items of a type come in elsewhere from now on."""
+        self.seal()
+        self.lanes = [lane for lane in self.lanes or () if lane.kind is not kind]
+
+    def order(self) -> None:
+        """Let what comes in later come after what is inside, whatever its type."""
+        if self.lanes is not None:
+            self.seal()
+
+    def seal(self) -> None:
+        """Give every item inside its number. The countdown of places goes on: as many are filled as before."""
+        runs = self._open_runs()
+        if runs:
+            if self._sealed is None:
+                self._sealed = deque()
+            for run in runs:
+                self._sealed.append(run)
+                self._sealed_count += len(run[1])
+
+    def _open_runs(self) -> list[tuple[type | None, list[T]]]:
+        """Take out what is not sealed."""
+        runs: list[tuple[type | None, list[T]]] = []
+        if self.tail:
+            runs.append((None, self.tail))
+            self.tail = []
+        for lane in self.lanes or ():
+            if lane.tail:
+                runs.append((lane.kind, lane.tail))
+                lane.tail = []
+        return runs
+
+    def _all_sealed(self) -> list[tuple[type | None, list[T]]]:
+        runs = list(self._sealed or ())
+        if self._position:
+            runs[0] = (runs[0][0], runs[0][1][self._position :])
+        self._sealed = None
+        self._sealed_count = self._position = 0
+        return runs
+
+    def _remove(self, most: int) -> list[tuple[type | None, list[T]]]:
+        self.seal()
+        runs: list[tuple[type | None, list[T]]] = []
+        while most and self._sealed:
+            kind, run = self._sealed[0]
+            start, end = self._position, min(self._position + most, len(run))
+            if end < len(run):
+                taken = run[start:end]
+                # Taken places let go of their items at once; the list itself goes when it is used up.
+                gone: list[Any] = [None] * len(taken)
+                run[start:end] = gone
+                self._position = end
+            else:
+                taken = run[start:] if start else run
+                self._sealed.popleft()
+                self._position = 0
+            runs.append((kind, taken))
+            most -= len(taken)
+            self._sealed_count -= len(taken)
+            self.removed += len(taken)
+        return runs
+
+    # -- who may come in -----------------------------------------------------------------------------------------
+
+    @property
+    def reserved(self) -> int:
+        """How many places are reserved for waiters and not filled yet."""
+        return 0 if self.waiters is None else self.waiters.reserved
+
+    def room(self) -> int:
+        """How many places are neither filled nor promised."""
+        return self.capacity - self.qsize() - self.reserved - self.held
+
+    def full(self) -> bool:
+        """Whether a further item would be refused or have to wait."""
+        unused = 0 if self.credits is None else self.credits.unused()
+        return self.waiters is not None or self.room() + unused <= 0
+
+    def make_room(self, count: int) -> bool:
+        """Whether there are so many free places, once the inbox has given back what it does not use."""
+        while self.room() < count:
+            if self.credits is None or not self.credits.reclaim():
+                return False
+        return True
+
+    def rearm(self) -> None:
+        """Set how many places the producers' fast path may fill."""
+        if self.closed or not self.listed or self.waiters is not None:
+            self._set_fast_slots(NO_SLOTS)
+            return
+        room = self.capacity - self.qsize() - self.held
+        if self.linger_step is not None:
+            # The item that fills the partition, or may fill the batch, takes the slow path: its drain has to know.
+            room = min(room, self.linger_step) - 1
+        self._set_fast_slots(repeat(None, max(0, room)))
+
+    def _set_fast_slots(self, slots: repeat[None]) -> None:
+        self.fast_slots = slots
+        for lane in self.lanes or ():
+            lane.fast_slots = slots  # one countdown for all of them
+
+    def hold(self, count: int) -> None:
+        """Keep free places for items that come from elsewhere: the inbox's, or those of types that move here."""
+        self.held += count
+        self.rearm()
+
+    def unhold(self, count: int) -> None:
+        """Places that were held are free again, or about to be filled."""
+        self.held -= count
+        self.rearm()
+
+    def offer(self, item: T, into: Lane[T] | None = None) -> bool:
+        """Take an item in if there is a free place and nobody waits for it."""
+        tail = self.tail if into is None else into.tail
+        if self.closed or self.waiters is not None:
+            return False
+        if self.listed or self.on_ready is None or self.held >= self.capacity:
+            if not self.make_room(1):
+                return False
+            tail.append(item)
+            self.announce()
+            return True
+        tail.append(item)
+        # The usual case of `announce`, written out: the first item into an empty partition.
+        self.listed = True
+        self.since = self.on_ready(self)
+        if self.linger_step is None:
+            self._set_fast_slots(repeat(None, self.capacity - self.held - 1))
+        else:
+            self.rearm()
+        return True
+
+    def offer_many(self, items: Sequence[T], into: Lane[T] | None = None) -> bool:
+        """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
+        if self.closed or self.waiters is not None or not self.make_room(len(items)):
+            return False
+        (self.tail if into is None else into.tail).extend(items)
+        self.announce()
+        return True
+
+    def announce(self) -> None:
+        """Tell whoever takes out that there are items, and reopen the fast path as far as it may go."""
+        if self.on_ready is None:
+            self._wake_getter()
+        elif not self.listed:
+            self.listed = True
+            self.since = self.on_ready(self)
+        elif self.linger_step is not None:
+            self.on_ready(self)
+        self.rearm()
+
+    def evict(self) -> T:
+        """Remove the oldest waiting item to make room; whoever waits for it learns that it was dropped."""
+        if not self.qsize():
+            return next(each for each in self.arriving or () if each.items).evict_first()
+        number = self.removed
+        ((_, (item,)),) = self._remove(1)
+        if self.ranges:
+            self.fail_item(number, item, ItemDroppedError("the item made room for a newer one (DROP_OLDEST)"))
+        self.settle()
+        return item
+
+    def close(self) -> None:
+        """Take nothing in any more, and send every waiting producer away."""
+        self.closed = True
+        if self.waiters is not None:
+            self.waiters.dismiss()
+            self._forget_idle_waiters()
+        self.rearm()
+
+    # -- waiting for a place -------------------------------------------------------------------------------------
+
+    def wait_for(self, want: int, item: T | None = None) -> Waiter:
+        """Join those who wait, for `want` places."""
+        waiter = Waiter(want, item)
+        self.join(waiter)
+        return waiter
+
+    def join(self, waiter: Waiter) -> None:
+        """Let a waiter join the others."""
+        waiter.partition = self
+        if self.waiters is None:
+            self.waiters = WaiterQueue()
+        self.waiters.add(waiter)
+        self.rearm()
+        self.serve()
+
+    def serve(self) -> None:
+        """Reserve free places for those who wait, first come, first served."""
+        waiters = self.waiters
+        while waiters is not None and (waiter := waiters.first) is not None:
+            room = self.room()
+            if room > 0:
+                waiters.reserve(waiter, room)
+            elif self.credits is None or not self.credits.reclaim():
+                break
+        self._forget_idle_waiters()  # who stands for several may have passed on at once what was reserved
+        self.rearm()
+
+    def use_reserved(self, waiter: Waiter, used: int) -> None:
+        """Places that were reserved for the waiter are filled, or held by it in another way."""
+        if self.waiters is not None:
+            self.waiters.use(waiter, used)
+            self._forget_idle_waiters()
+
+    def leave(self, waiter: Waiter) -> None:
+        """Let a waiter quit; places that were reserved for it and not filled go to the next."""
+        if self.waiters is not None:
+            self.waiters.remove(waiter)
+            self._forget_idle_waiters()
+        self.serve()
+        if self.credits is not None:
+            self.credits.refill()
+
+    def lead(self, waiter: Waiter, partition: Partition[T]) -> None:
+        """Let a waiter go to the end of those of another partition."""
+        want = waiter.want + waiter.reserved
+        self.leave(waiter)
+        waiter.want = want
+        partition.join(waiter)
+
+    def fill(self, waiter: Waiter, items: Iterable[T], into: Lane[T] | None = None) -> None:
+        """Put items into the places that were reserved for the waiter."""
+        tail = self.tail if into is None else into.tail
+        before = len(tail)
+        tail.extend(items)
+        self.use_reserved(waiter, len(tail) - before)
+        self.announce()
+
+    def everyone_waiting(self) -> list[Waiter]:
+        """All waiters in order, those with reservations first."""
+        return [] if self.waiters is None else self.waiters.everyone()
+
+    @property
+    def waiting(self) -> int:
+        """How many producers wait for places."""
+        return 0 if self.waiters is None else self.waiters.count
+
+    def needs(self) -> list[list[DrainTask[Any]]]:
+        """Whom a producer that waits here needs."""
         if self.owner is None:
             return []
         # With nothing to take out, room comes only from what is on its way here: one of its sources must finish first.
@@ -99,119 +442,9 @@ class Partition(Line[T]):
         sources = [owner for owner in coming if owner is not None]
         return [[self.owner], sources] if sources else [[self.owner]]
 
-    # -- coming in -----------------------------------------------------------------------------------------------
-
-    def offer(self, item: T, into: Lane[T] | None = None) -> bool:
-        """Take an item in if there is a free place and nobody waits for it."""
-        tail = self.tail if into is None else into.tail
-        if self.closed or self.waiters or self.permits:
-            return False
-        if self.listed or self.attend is None or self.held >= self.capacity:
-            if not self.make_room(1):
-                return False
-            tail.append(item)
-            self.touch()
-            return True
-        tail.append(item)
-        # The usual case of `touch`, written out: the first item into an empty partition.
-        self.listed = True
-        self.since = self.attend(self)
-        if self.linger_step is None:
-            self._set_spare(repeat(None, self.capacity - self.held - 1))
-        else:
-            self.arm()
-        return True
-
-    def offer_many(self, items: Sequence[T], into: Lane[T] | None = None) -> bool:
-        """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
-        if self.closed or self.waiters or self.permits or not self.make_room(len(items)):
-            return False
-        (self.tail if into is None else into.tail).extend(items)
-        self.touch()
-        return True
-
-    def touch(self) -> None:
-        """Tell whoever attends that there are items, and reopen the fast path as far as it may go."""
-        if self.attend is None:
-            self._wake_getter()
-        elif not self.listed:
-            self.listed = True
-            self.since = self.attend(self)
-        elif self.linger_step is not None:
-            self.attend(self)
-        self.arm()
-
-    def evict(self) -> T:
-        """Remove the oldest waiting item to make room; whoever waits for it learns that it was dropped."""
-        if not self.qsize():
-            return next(transit for transit in self.arriving or () if transit.items).evict_first()
-        number = self.removed
-        ((_, (item,)),) = self._remove(1)
-        for watch in self.watches or ():
-            if watch.start <= number < watch.end:
-                watch.wait.fail((item,), ItemDroppedError("the item made room for a newer one (DROP_OLDEST)"))
-        self.settle()
-        return item
-
-    def settle(self) -> None:
-        """Some items are finished: tell those who wait for them, and let go those who move away."""
-        if self.watches:
-            finished = self.finished
-            reached = [watch for watch in self.watches if watch.end <= finished]
-            self.watches = [watch for watch in self.watches if watch.end > finished] or None
-            for watch in reached:
-                watch.reach()
-        for transit in tuple(self.leaving or ()):
-            transit.try_to_arrive()
-
-    # -- waiting for a place -------------------------------------------------------------------------------------
-
-    def enlist(self, want: int, item: T | None = None) -> Waiter:
-        """Join the line for `want` places."""
-        waiter = Waiter(want, item)
-        self.join(waiter)
-        return waiter
-
-    def join(self, waiter: Waiter) -> None:
-        """Let a waiter join the line."""
-        waiter.line = self
-        if self.waiters is None:
-            self.waiters = deque()
-        self.waiters.append(waiter)
-        self.arm()
-        self.grant()
-
-    def lead(self, waiter: Waiter, line: Partition[T]) -> None:
-        """Let a producer of the line go to the end of another one."""
-        want = waiter.want + waiter.permits
-        self.leave(waiter)
-        waiter.want = want
-        line.join(waiter)
-
-    def redeem(self, waiter: Waiter, items: Iterable[T], into: Lane[T] | None = None) -> None:
-        """Put items into the places that the waiter was granted."""
-        tail = self.tail if into is None else into.tail
-        before = len(tail)
-        tail.extend(items)
-        self.use_permits(waiter, len(tail) - before)
-        self.touch()
-
-    def watch(self, wait: Wait, count: int) -> None:
-        """Let a caller wait for the last `count` items, put in right after `order`."""
-        self.order()
-        wait.watch(self, self.accepted - count, self.accepted)
-
-    def awaited_by(self, wait: Wait) -> bool:
-        """Whether a caller waits for items of this partition."""
-        return any(watch.wait is wait for watch in self.watches or ())
-
-    def close(self) -> None:
-        """Take nothing in any more, and send every waiting producer away."""
-        self.closed = True
-        waiters, self.waiters = self.waiters, None
-        for waiter in waiters or ():
-            waiter.notify()
-        self.arm()
+    def _forget_idle_waiters(self) -> None:
+        if self.waiters is not None and self.waiters.idle:
+            self.waiters = None
 
     # -- going out -----------------------------------------------------------------------------------------------
 
@@ -222,23 +455,35 @@ class Partition(Line[T]):
     def take_runs(self, most: int) -> list[tuple[type | None, list[T]]]:
         """The same, as runs of items: of one type where the run names it, of any type else."""
         count = self.qsize()
-        if count <= most and not (self.waiters or self.permits or self.gate):
+        if count <= most and not (self.waiters or self.credits):
             runs = self._open_runs()
             if self._sealed:
                 runs = [*self._all_sealed(), *runs]
             self.removed += count
             self.listed = False
-            self._set_spare(NOTHING_TO_SPARE)
+            self._set_fast_slots(NO_SLOTS)
             return runs
         runs = self._remove(most)
         self.listed = self.listed and self.qsize() > 0
-        if self.waiters or self.permits:
-            self.grant()
+        if self.waiters is not None:
+            self.serve()
         else:
-            self.arm()
-        if self.gate is not None:
-            self.gate.refill()
+            self.rearm()
+        if self.credits is not None:
+            self.credits.refill()
         return runs
+
+    def finish_flight(self) -> None:
+        """What its drain task has taken is accounted for."""
+        self.in_flight = 0
+
+    def stay(self) -> None:
+        """Change to no other drain task any more."""
+        self.next_owner = None
+
+    def drop(self) -> list[T]:
+        """Remove everything, and tell nobody: the loop of those who wait has ended."""
+        return [item for _, run in self._remove(self.qsize()) for item in run]
 
     def note_rest(self, now: float) -> None:
         """Remember, at a take that left items behind, what bounds their age."""
@@ -247,6 +492,91 @@ class Partition(Line[T]):
         self.marks.append((self.accepted, now))
         while self.marks[0][0] <= self.removed:
             self.since = self.marks.pop(0)[1]
+
+    # -- waiting for an outcome ----------------------------------------------------------------------------------
+
+    @property
+    def drained_by(self) -> DrainTask[T] | None:
+        """The drain task that has to go on before the items are finished."""
+        return self.owner
+
+    def watch(self, wait: CompletionWait, count: int) -> None:
+        """Let a caller wait for the last `count` items, put in right after `order`."""
+        self.order()
+        wait.watch(self, self.accepted - count, self.accepted)
+
+    def forget(self, range_: SequenceRange) -> None:
+        """Nobody waits for the range any more."""
+        if self.ranges:
+            self.ranges = [each for each in self.ranges if each is not range_] or None
+
+    def fail_item(self, number: int, item: T, error: BaseException) -> None:
+        """Tell those who wait for an item that it was not handled."""
+        for each in self.ranges or ():
+            if each.start <= number < each.end:
+                each.wait.fail((item,), error)
+
+    def fail_waiting(self, error: BaseException) -> None:
+        """Tell those who wait for items inside that these will not be handled."""
+        items, start = self.items(), self.removed
+        for each in self.ranges or ():
+            each.wait.fail(items[max(0, each.start - start) : max(0, each.end - start)], error)
+
+    def end_waits(self) -> None:
+        """Let nobody wait for an outcome any more."""
+        ranges, self.ranges = self.ranges, None
+        for each in ranges or ():
+            each.reach()
+
+    def settle(self) -> None:
+        """Some items are finished: tell those who wait for them, and let go those who move away."""
+        if self.ranges:
+            finished = self.finished
+            reached = [each for each in self.ranges if each.end <= finished]
+            self.ranges = [each for each in self.ranges if each.end > finished] or None
+            for each in reached:
+                each.reach()
+        for migration in tuple(self.leaving or ()):
+            migration.try_to_arrive()
+
+    # -- moving types and keys -----------------------------------------------------------------------------------
+
+    def departing(self, migration: Migration[T]) -> None:
+        """Something moves elsewhere as soon as what is here of it is finished."""
+        if self.leaving is None:
+            self.leaving = []
+        self.leaving.append(migration)
+
+    def departed(self, migration: Migration[T]) -> None:
+        """It has moved."""
+        if self.leaving is not None:
+            self.leaving.remove(migration)
+            self.leaving = self.leaving or None
+
+    def expect(self, migration: Migration[T]) -> None:
+        """Something moves here; its items are held until it arrives."""
+        if self.arriving is None:
+            self.arriving = []
+        self.arriving.append(migration)
+
+    def arrived(self, migration: Migration[T]) -> None:
+        """It is here."""
+        if self.arriving is not None:
+            self.arriving.remove(migration)
+            self.arriving = self.arriving or None
+
+    def hold_for_migration(self, count: int) -> None:
+        """Keep places for items that move here."""
+        self.held += count
+        if self.linger_step is None:
+            self.rearm()
+        else:
+            self.announce()  # what is held may make it full: then it must not linger
+
+    def skip_held(self, count: int) -> None:
+        """Items that were held for count as if they had come in and gone."""
+        self.held -= count
+        self.removed += count
 
     # -- as an asyncio.Queue -------------------------------------------------------------------------------------
 
@@ -261,12 +591,12 @@ class Partition(Line[T]):
             return
         if self.closed:
             raise asyncio.QueueFull
-        waiter = self.enlist(1)
+        waiter = self.wait_for(1)
         try:
             await waiter.future
             if self.closed:
                 raise asyncio.QueueFull
-            self.redeem(waiter, (item,))
+            self.fill(waiter, (item,))
         finally:
             self.leave(waiter)
 
@@ -277,7 +607,7 @@ class Partition(Line[T]):
         return self.take(1)[0]
 
     async def get(self) -> T:
-        """Like `asyncio.Queue.get`, for a partition that no worker owns."""
+        """Like `asyncio.Queue.get`, for a partition that no drain task owns."""
         while not self.qsize():
             getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if self.getters is None:

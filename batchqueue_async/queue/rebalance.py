@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchqueue_async.config import DrainBalancer
-    from batchqueue_async.queue.drain import Worker
+    from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.partition import Partition
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ class Rebalancer(Generic[T]):
         name: str,
         balancer: DrainBalancer,
         partitions: Sequence[Partition[T]],
-        workers: Sequence[Worker[T]],
+        drains: Sequence[DrainTask[T]],
     ) -> None:
         self.name = name
         self.balancer = balancer
         self.partitions = partitions
-        self.workers = workers
+        self.drains = drains
         self.moves = 0
         self._counted: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -51,14 +51,14 @@ class Rebalancer(Generic[T]):
         self.look()
 
     def look(self) -> int:
-        """Ask the balancer once; the number of partitions that got another worker."""
+        """Ask the balancer once; the number of partitions that got another drain task."""
         accepted = [partition.accepted for partition in self.partitions]
         before = self._counted + [0] * (len(accepted) - len(self._counted))
         self._counted = accepted
         throughput = [now - then for now, then in zip(accepted, before, strict=True)]
         owners = [self._owner(partition).index for partition in self.partitions]
         try:
-            wanted = self.balancer.assign(throughput, owners, len(self.workers))
+            wanted = self.balancer.assign(throughput, owners, len(self.drains))
             if wanted is None:
                 return 0
             wanted = [operator.index(each) for each in wanted]
@@ -69,22 +69,22 @@ class Rebalancer(Generic[T]):
         moved = 0
         for partition, owner, new in zip(self.partitions, owners, wanted, strict=True):
             if new != owner and partition.owner is not None:
-                partition.owner.hand_over(partition, self.workers[new])
+                partition.owner.hand_over(partition, self.drains[new])
                 moved += 1
         self.moves += moved
         log.debug("rebalanced", queue=self.name, moved=moved)
         return moved
 
-    def _owner(self, partition: Partition[T]) -> Worker[T]:
+    def _owner(self, partition: Partition[T]) -> DrainTask[T]:
         """Who owns the partition, or will as soon as what is in flight from it is finished."""
-        owner = partition.heir or partition.owner
+        owner = partition.next_owner or partition.owner
         if owner is None:
-            raise AssertionError(f"queue {self.name!r}: partition {partition.index} has no worker")
+            raise AssertionError(f"queue {self.name!r}: partition {partition.index} has no drain task")
         return owner
 
     def _check(self, wanted: Sequence[int]) -> None:
-        if len(wanted) != len(self.partitions) or any(not 0 <= each < len(self.workers) for each in wanted):
+        if len(wanted) != len(self.partitions) or any(not 0 <= each < len(self.drains) for each in wanted):
             raise ValueError(
                 f"the balancer gave {len(wanted)} owners from {min(wanted, default=0)} to {max(wanted, default=0)}; "
-                f"{len(self.partitions)} from 0 to {len(self.workers) - 1} are needed"
+                f"{len(self.partitions)} from 0 to {len(self.drains) - 1} are needed"
             )

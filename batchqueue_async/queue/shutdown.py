@@ -13,10 +13,9 @@ from batchqueue_async.queue.stats import ShutdownReport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchqueue_async.queue.drain import Worker
-    from batchqueue_async.queue.partition import Partition
-    from batchqueue_async.queue.router import Placement
-    from batchqueue_async.queue.stats import Tally
+    from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.router import PartitionRouter
+    from batchqueue_async.queue.stats import Counters
 
 T = TypeVar("T")
 
@@ -24,21 +23,21 @@ CANCEL_GRACE = 0.25
 """Seconds that a handler gets, after the deadline, to react to its cancellation before it is left behind."""
 
 
-class Closing(Generic[T]):
+class Shutdown(Generic[T]):
     """One shutdown in progress; everybody who asked for it waits for the same one."""
 
     def __init__(
         self,
         name: str,
-        workers: Sequence[Worker[T]],
-        placement: Placement[T],
-        tally: Tally,
+        drains: Sequence[DrainTask[T]],
+        router: PartitionRouter[T],
+        counters: Counters,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name = name
-        self.workers = workers
-        self.placement = placement
-        self.tally = tally
+        self.drains = drains
+        self.router = router
+        self.counters = counters
         self.loop = loop
         # Kept here because uvloop's handle for a time that has come does not tell it.
         self._deadline = math.inf
@@ -54,9 +53,9 @@ class Closing(Generic[T]):
             self._timer = self.loop.call_at(deadline, self._expire)
 
     def _expire(self) -> None:
-        for worker in self.workers:
-            if worker.task is not None:
-                worker.task.cancel()
+        for drain in self.drains:
+            if drain.task is not None:
+                drain.task.cancel()
         if not self._expired.done():
             self._expired.set_result(None)
 
@@ -64,8 +63,8 @@ class Closing(Generic[T]):
         """Drain until nothing is left or the deadline passes, then account for everything."""
         start = self.loop.time()
         self.hasten(deadline)
-        self._let_workers_finish()
-        tasks = {worker.task for worker in self.workers if worker.task is not None}
+        self._let_drains_finish()
+        tasks = {drain.task for drain in self.drains if drain.task is not None}
         drained = asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.wait((drained, self._expired), return_when=asyncio.FIRST_COMPLETED)
         if not drained.done():
@@ -82,91 +81,66 @@ class Closing(Generic[T]):
 
     def abandon(self, came_in: list[T]) -> ShutdownReport:
         """The report of a queue whose loop can't drain it any more: what has no outcome is undelivered."""
-        left = [item for worker in self.workers for item in worker.unfinished()]
-        for worker in self.workers:
-            self._abandon_worker(worker)
-        for transit in self.placement.transits:
-            left += transit.drop()
-        for partition in self.placement.partitions:
+        left = [item for drain in self.drains for item in drain.give_up()]
+        for migration in self.router.migrations:
+            left += migration.drop()
+        for partition in self.router.partitions:
             left += partition.drop()
         left += came_in
         log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(left))
         return self._report(left, 0.0)
 
-    def _let_workers_finish(self) -> None:
-        self.placement.on_settled = self._settled
-        for partition in self.placement.partitions:
-            partition.heir = None  # nothing moves any more: whoever owns a partition drains it
-        for worker in self.workers:
-            worker.closing = True
-            worker.may_exit = not self.placement.transits
-            worker.wake()
+    def _let_drains_finish(self) -> None:
+        self.router.on_settled = self._settled
+        for partition in self.router.partitions:
+            partition.stay()  # nothing moves any more: whoever owns a partition drains it
+        for drain in self.drains:
+            drain.finish(may_exit=not self.router.migrations)
 
     def _settled(self) -> None:
-        for worker in self.workers:
-            worker.may_exit = True
-            worker.wake()
+        for drain in self.drains:
+            drain.finish(may_exit=True)
 
     def _give_up(self) -> list[T]:
         """Collect what has no outcome, those of interrupted calls first, and tell those who wait for it."""
         left: list[T] = []
         error = QueueClosedError(f"queue {self.name!r} was shut down before it could handle the item")
-        while self.placement.transits:
-            self.placement.transits[0].arrive()
-        for worker in self.workers:
-            left += worker.unfinished()
-            self._fail_round(worker, error)
-            self._abandon_worker(worker)
-        for partition in self.placement.partitions:
-            _fail_waiting(partition, error)
+        while self.router.migrations:
+            self.router.migrations[0].arrive()
+        for drain in self.drains:
+            drain.fail_unfinished(error)
+            left += drain.give_up()
+        for partition in self.router.partitions:
+            partition.fail_waiting(error)
             left += partition.take(partition.qsize())
-            partition.in_flight = 0
+            partition.finish_flight()
             partition.settle()
         return left
 
-    def _abandon_worker(self, worker: Worker[T]) -> None:
-        worker.abandoned = True
-        worker.pending = 0
-        worker.groups = []
-        worker.ready.clear()
-
-    def _fail_round(self, worker: Worker[T], error: QueueClosedError) -> None:
-        if worker.in_round:
-            for place in range(worker.place, len(worker.groups)):
-                worker.note_failure(place, error)
-
-    def lose(self, worker: Worker[T]) -> None:
+    def lose(self, drain: DrainTask[T]) -> None:
         """End the waits for what a drain task that is gone would have handled; the items stay for the report."""
         error = QueueClosedError(f"queue {self.name!r} has lost the drain task that would have handled the item")
-        self._fail_round(worker, error)
-        for transit in self.placement.transits:
-            if transit.source.owner is worker:
-                transit.fail_waits(error)
-        for partition in worker.partitions:
-            _fail_waiting(partition, error)
-            watches, partition.watches = partition.watches, None
-            for watch in watches or ():
-                watch.reach()
+        drain.fail_unfinished(error)
+        for migration in self.router.migrations:
+            if migration.source.owner is drain:
+                migration.fail_waits(error)
+        for partition in drain.partitions:
+            partition.fail_waiting(error)
+            partition.end_waits()
 
     def _report(self, undelivered: list[T], elapsed: float) -> ShutdownReport:
-        tally = self.tally
-        done = tally.handled + tally.failed + tally.unhandled + tally.dropped_after
+        counters = self.counters
+        done = counters.handled + counters.failed + counters.unhandled + counters.dropped_after
         return ShutdownReport(
-            handled=tally.handled,
-            failed=tally.failed,
+            handled=counters.handled,
+            failed=counters.failed,
             undelivered=undelivered,
             elapsed=elapsed,
             accepted=done + len(undelivered),
-            unhandled=tally.unhandled,
-            dropped_after=tally.dropped_after,
+            unhandled=counters.unhandled,
+            dropped_after=counters.dropped_after,
             name=self.name,
         )
-
-
-def _fail_waiting(partition: Partition[Any], error: QueueClosedError) -> None:
-    items, start = partition.items(), partition.removed
-    for watch in partition.watches or ():
-        watch.wait.fail(items[max(0, watch.start - start) : max(0, watch.end - start)], error)
 
 
 def merged(failures: Sequence[Failure]) -> list[Failure]:

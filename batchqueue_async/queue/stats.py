@@ -11,7 +11,7 @@ _LOWEST = 1e-6
 _BUCKETS = 33 * _STEPS
 
 
-class Tally:
+class Counters:
     """The running counts of one queue; touched by its loop alone."""
 
     __slots__ = ("dropped_after", "dropped_at_door", "dropped_before", "failed", "handled", "refused", "unhandled")

@@ -218,7 +218,7 @@ class BatchQueueManager:
         for queue in self.queues():
             if queue.loop.is_running() and not queue.ended:
                 with contextlib.suppress(RuntimeError):  # the loop ended between the two lines
-                    before = queue.tally.handled
+                    before = queue.counters.handled
                     ending.append(partial(_await_exit, queue, start(queue.loop, queue.shutdown), before, begun))
         return ending
 

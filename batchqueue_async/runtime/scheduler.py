@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import ForkedError, QueueClosedError, WrongLoopError
-from batchqueue_async.queue.waits import Turns
+from batchqueue_async.queue.limiter import CallLimiter
 from batchqueue_async.runtime.loop_calls import start
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Scheduler:
         self.name = name
         self.policy = policy
         self.limit = policy.resolve()
-        self.turns = Turns(self.limit)
+        self.turns = CallLimiter(self.limit)
         self.loop: asyncio.AbstractEventLoop
         self._pid = os.getpid()
         self._stop: asyncio.Event

@@ -468,7 +468,7 @@ def test_an_interrupt_while_flushing_can_be_followed_by_anything(bridge):
     def interrupt():
         import signal
 
-        until(lambda: queue._queue._workers[0].hurry)  # the flush has begun
+        until(lambda: queue._queue._drains[0].hurry)  # the flush has begun
         signal.pthread_kill(main.ident, signal.SIGINT)
 
     Caller(interrupt)

@@ -153,7 +153,7 @@ async def test_a_producer_whose_loop_is_closed_under_it_gives_up_its_place(bridg
 async def test_cancelling_a_flush_cancels_it_on_the_queues_loop(bridge):
     queue, handler = full(bridge)
     task = asyncio.create_task(queue.flush_async())
-    worker = queue._queue._workers[0]
+    worker = queue._queue._drains[0]
     await asyncio.to_thread(until, lambda: worker.hurry)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

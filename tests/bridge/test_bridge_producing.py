@@ -12,8 +12,8 @@ from bridge_tools import PATIENCE, Caller, Held, assert_adds_up, fill, in_line, 
 from queue_tools import kinds_by_home
 
 import batchqueue_async as bq
-from batchqueue_async.queue.line import Waiter
 from batchqueue_async.queue.partition import Partition
+from batchqueue_async.queue.waiters import Waiter
 from batchqueue_async.runtime.loop_calls import GLANCE
 
 STRATEGIES = bq.BufferStrategy
@@ -642,7 +642,7 @@ def test_those_who_left_the_line_do_not_stand_in_the_way_of_the_loops_own_produc
                 await queue.flush()
                 assert await queue.produce_many(["a", "b", "c"]) == 3
                 await queue.flush()
-            assert not queue.placement.partitions[0].waiters
+            assert not queue.router.partitions[0].waiters
 
     asyncio.run(main())
     assert handler.items == ["first", 0, 1, "own", "a", "b", "c"]
@@ -674,5 +674,5 @@ async def test_those_who_come_into_line_as_it_is_served_are_served_with_the_room
     waiter = StandsForSeveral(1)
     partition.join(waiter)
     partition.take(3)
-    assert (waiter.permits, waiter.want) == (2, 0)
-    assert not partition.waiters
+    assert (waiter.reserved, waiter.want) == (2, 0)
+    assert not partition.waiting

@@ -104,7 +104,7 @@ def _produce(queue, thread, seed, count, go):
 
 
 def _wait_for_some(queue, count):
-    while queue._queue.tally.handled < count and not queue.closed:
+    while queue._queue.counters.handled < count and not queue.closed:
         try:
             queue.flush(timeout=0.01)
         except TimeoutError:

@@ -50,7 +50,7 @@ async def place():
         await queue.produce("held")
         await entered.wait()
         await queue.produce("fills")
-        door = queue._door
+        door = queue._inbox
         ticket = Ticket(lambda: True)
         assert door.enlist(ticket, "thread's", 1)
         await asyncio.sleep(0)
@@ -63,7 +63,7 @@ async def place():
 
 
 def free_the_place(place):
-    partition = place.queue.placement.partitions[0]
+    partition = place.queue.router.partitions[0]
     assert partition.take(1) == ["fills"]
     assert place.ticket.permits == 1
 

@@ -9,9 +9,9 @@ import pytest
 from queue_tools import Item, check, check_report, kinds, make, outcome
 
 import batchqueue_async as bq
-from batchqueue_async.queue.drain import Worker
+from batchqueue_async.queue.drain import DrainTask
+from batchqueue_async.queue.limiter import CallLimiter
 from batchqueue_async.queue.partition import Partition
-from batchqueue_async.queue.waits import Turns
 from batchqueue_async.testing import RecordingErrorHandler, RecordingHandler, advance, settle
 
 
@@ -28,11 +28,11 @@ async def full(capacity: int = 2, **options):
 
 def no_trace(queue: bq.BatchQueue) -> None:
     check(queue)
-    for partition in queue._placement.partitions:
+    for partition in queue._router.partitions:
         assert not partition.waiters
-        assert partition.permits == 0
-        assert not partition.watches
-    assert all(worker.blocked_on is None and worker.break_wait is None for worker in queue._workers)
+        assert partition.reserved == 0
+        assert not partition.ranges
+    assert not any(worker.waits.all() for worker in queue._drains)
 
 
 async def rest(queue, handler) -> list:
@@ -82,13 +82,13 @@ async def test_cancel_produce_with_its_permit_in_hand_serves_the_next():
     queue, _handler = await full(capacity=1)
     first, second = (asyncio.create_task(queue.produce(number)) for number in range(2))
     await settle()
-    partition = queue._placement.partitions[0]
-    queue._workers[0].partitions[0].take(1)  # a place comes free, and the grant reaches the first one...
-    assert partition.permits == 1
+    partition = queue._router.partitions[0]
+    queue._drains[0].partitions[0].take(1)  # a place comes free, and the grant reaches the first one...
+    assert partition.reserved == 1
     first.cancel()  # ...which is cancelled before it can run
     assert await outcome(first) == "cancelled"
     assert await second is True
-    assert partition.permits == 0
+    assert partition.reserved == 0
     assert partition.qsize() == 1
 
 
@@ -220,11 +220,11 @@ async def test_cancel_deliver_whose_items_are_moving():
     delivery = asyncio.create_task(queue.deliver([kind(1) for kind in many]))
     flush = asyncio.create_task(queue.flush())
     await settle()
-    assert any(transit.watches for transit in queue._placement.transits)
+    assert any(migration.ranges for migration in queue._router.migrations)
     delivery.cancel()
     flush.cancel()
     assert (await outcome(delivery), await outcome(flush)) == ("cancelled", "cancelled")
-    assert not any(transit.watches for transit in queue._placement.transits)
+    assert not any(migration.ranges for migration in queue._router.migrations)
     assert len(await rest(queue, handler)) == 24
 
 
@@ -234,10 +234,10 @@ async def test_cancel_flush():
     await settle()
     flushes[1].cancel()
     assert await outcome(flushes[1]) == "cancelled"
-    assert all(worker.hurry == 2 for worker in queue._workers)
+    assert all(worker.hurry == 2 for worker in queue._drains)
     assert await rest(queue, handler) == ["flying", "waiting", "waiting"]
     assert [await outcome(flushes[0]), await outcome(flushes[2])] == [None, None]
-    assert all(worker.hurry == 0 for worker in queue._workers)
+    assert all(worker.hurry == 0 for worker in queue._drains)
 
 
 async def test_cancel_flush_lets_batches_linger_again():
@@ -314,12 +314,12 @@ class StubDispatch:
         return False
 
 
-def worker(index: int = 0) -> Worker:
-    return Worker(index, rules=None, dispatch=StubDispatch(), latency=None, loop=asyncio.get_running_loop())
+def worker(index: int = 0) -> DrainTask:
+    return DrainTask(index, rules=None, dispatch=StubDispatch(), latency=None, loop=asyncio.get_running_loop())
 
 
 async def test_cancel_turns_enter_in_line():
-    turns = Turns(1)
+    turns = CallLimiter(1)
     workers = [worker(index) for index in range(4)]
     await turns.enter(workers[0])
     tasks = [asyncio.create_task(turns.enter(each)) for each in workers[1:]]
@@ -327,8 +327,8 @@ async def test_cancel_turns_enter_in_line():
     tasks[0].cancel()
     tasks[2].cancel()
     await settle()
-    assert [each for each, _ in turns.line] == [workers[2]]
-    assert workers[1].blocked_on is None
+    assert [each for each, _ in turns.waiting] == [workers[2]]
+    assert not workers[1].waits.all()
     turns.leave(workers[0])
     assert await outcome(tasks[1]) is None
     assert turns.holders == [workers[2]]
@@ -337,7 +337,7 @@ async def test_cancel_turns_enter_in_line():
 
 
 async def test_cancel_turns_enter_together_with_its_turn():
-    turns = Turns(1)
+    turns = CallLimiter(1)
     first, second, third = (worker(index) for index in range(3))
     await turns.enter(first)
     tasks = [asyncio.create_task(turns.enter(each)) for each in (second, third)]
@@ -357,11 +357,11 @@ async def test_cancel_partition_put():
     putters[0].cancel()
     await settle()
     assert partition.get_nowait() == 0
-    assert partition.permits == 1
+    assert partition.reserved == 1
     putters[1].cancel()  # with the permit in hand
     await settle()
     assert [await outcome(putter) for putter in putters] == ["cancelled", "cancelled", None]
-    assert (await partition.get(), partition.permits, partition.empty()) == (3, 0, True)
+    assert (await partition.get(), partition.reserved, partition.empty()) == (3, 0, True)
 
 
 async def test_cancel_partition_get():

@@ -13,7 +13,7 @@ import random
 import pytest
 
 import batchqueue_async as bq
-from batchqueue_async.queue.waits import Turns
+from batchqueue_async.queue.limiter import CallLimiter
 from batchqueue_async.testing import VirtualTimeLoop
 
 PATIENCE = 10_000.0
@@ -35,10 +35,10 @@ class Web:
         self.rng, self.circles = rng, circles
         self.deadlocks = 0
         self.handled = 0
-        limiter = Turns(slots) if slots is not None else None
+        limiter = CallLimiter(slots) if slots is not None else None
         self.queues = [self._make(number, limiter) for number in range(rng.randint(2, 3))]
 
-    def _make(self, number: int, limiter: Turns | None) -> bq.BatchQueue[Left]:
+    def _make(self, number: int, limiter: CallLimiter | None) -> bq.BatchQueue[Left]:
         rng = self.rng
         workers = 1 if limiter is not None else rng.randint(1, 3)
         config: bq.QueueConfig[Left] = bq.QueueConfig(

@@ -67,12 +67,12 @@ async def test_block_timeout_holds_for_the_rest_after_a_partial_grant(manager):
     many = asyncio.create_task(queue.produce_many([3, 4, 5]))
     await settle()
     # The line gets one place in the same turn of the loop in which its time is over.
-    loop.call_at(loop.time() + 1.0, queue._placement.partitions[0].take, 1)
+    loop.call_at(loop.time() + 1.0, queue._router.partitions[0].take, 1)
     await advance(1.0)
     await settle()
     assert many.done()
     assert await many <= 1
-    queue._tally.handled += 1  # the item that this test took
+    queue._counters.handled += 1  # the item that this test took
 
 
 async def test_a_waiting_producer_keeps_its_place_under_round_robin(manager):
@@ -82,7 +82,7 @@ async def test_a_waiting_producer_keeps_its_place_under_round_robin(manager):
     queue = manager.create("q", bq.QueueConfig(consumer=handler, buffer_size=1, max_batch=1, partitions=partitions))
     producers = [asyncio.create_task(queue.produce(item)) for item in range(9)]
     await settle()
-    lines = [[waiter.item for waiter in each.waiters] for each in queue._placement.partitions]
+    lines = [[waiter.item for waiter in each.everyone_waiting()] for each in queue._router.partitions]
     assert all(len(line) > 1 for line in lines)
     handler.release()
     await asyncio.gather(*producers)
@@ -297,9 +297,9 @@ async def test_on_idle_that_waits_for_its_own_queue_gets_an_error(manager, call)
 @pytest.mark.parametrize("call", ["flush", "deliver"])
 async def test_a_flush_that_waits_for_its_own_call_slot_ends(manager, call):
     # Two queues on one scheduler that runs one call at a time: the second can't begin before the first returns.
-    from batchqueue_async.queue.waits import Turns
+    from batchqueue_async.queue.limiter import CallLimiter
 
-    turns = Turns(1)
+    turns = CallLimiter(1)
     inner: bq.BatchQueue[int] = bq.BatchQueue("inner", bq.QueueConfig(consumer=RecordingHandler()), limiter=turns)
     outcome: list[BaseException] = []
 
@@ -368,11 +368,11 @@ async def test_a_handler_whose_own_round_holds_up_the_type_that_it_produces_gets
             return
         for kind in kinds[:3]:
             queue.add_handler(kind, RecordingHandler())
-        target = queue._placement.partitions[2]
+        target = queue._router.partitions[2]
         assert queue.produce_nowait(moving(2))
         assert target.held == 1
-        if target.owner is queue._workers[0]:
-            queue._workers[0].hand_over(target, queue._workers[1])
+        if target.owner is queue._drains[0]:
+            queue._drains[0].hand_over(target, queue._drains[1])
         outcome.append(None)
         try:
             outcome.append(await queue.produce(moving(3)))

@@ -23,7 +23,7 @@ def timers() -> list[float]:
     return sorted(
         timer.when()
         for timer in asyncio.get_running_loop()._scheduled
-        if not timer.cancelled() and "Worker" in repr(timer._callback)
+        if not timer.cancelled() and "DrainTask" in repr(timer._callback)
     )
 
 
@@ -33,7 +33,7 @@ async def sleeps(until: float) -> list[float]:
     call_later = loop.call_later
 
     def spy(delay, callback, *args, **options):
-        if "Worker" in repr(callback):
+        if "DrainTask" in repr(callback):
             naps.append(delay)
         return call_later(delay, callback, *args, **options)
 
@@ -97,10 +97,10 @@ async def test_an_item_wakes_only_the_worker_of_its_partition():
         selector=lambda item, count: item,
     )
     await advance(1.0)
-    rounds = [worker.round for worker in queue._workers]
+    rounds = [worker.rounds for worker in queue._drains]
     assert await queue.produce(1)
     await queue.flush(timeout=1)
-    assert [worker.round - before for worker, before in zip(queue._workers, rounds, strict=True)] == [0, 1, 0]
+    assert [worker.rounds - before for worker, before in zip(queue._drains, rounds, strict=True)] == [0, 1, 0]
 
 
 # --- linger

@@ -274,7 +274,7 @@ async def test_bq_f_a_busy_partition_starves_neither_its_neighbours_nor_its_hand
         buffer_size=50,
     )
     busy, sparse = kinds_by_home(2)
-    queue._workers[1].hand_over(queue._placement.partitions[1], queue._workers[0])  # both have one worker
+    queue._drains[1].hand_over(queue._router.partitions[1], queue._drains[0])  # both have one worker
     rounds = 0
     waited: list[float] = []
 

@@ -205,10 +205,10 @@ async def test_bq_o_nowait_never_passes_a_waiting_producer():
     patient = asyncio.create_task(queue.produce("patient"))
     await settle()
     handler.release()
-    partition = queue._placement.partitions[0]
+    partition = queue._router.partitions[0]
     tried = 0
     for _ in range(20):
-        if partition.permits:  # the place is free, and the patient one has not run yet
+        if partition.reserved:  # the place is free, and the patient one has not run yet
             tried += 1
             assert not queue.produce_nowait("pushy")
             assert queue.produce_many_nowait(["pushy", "pushier"]) == 0
@@ -403,7 +403,7 @@ async def test_bq_t_flush_covers_items_that_move_to_another_partition():
     for kind in others:
         queue.add_handler(kind, handler)
         assert await queue.produce(first(1))
-    assert queue._placement.transits
+    assert queue._router.migrations
     await queue.flush(timeout=100)
     assert len(handler.handled) == 30
 

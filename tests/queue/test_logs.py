@@ -89,7 +89,7 @@ async def everything_goes_wrong() -> None:
         assert await shared.produce(Secretive(1))
     abandoned = make(consumer=held)
     assert await abandoned.produce(Secretive(1))
-    abandoned._workers[0].task.cancel()
+    abandoned._drains[0].task.cancel()
     await settle()
 
 

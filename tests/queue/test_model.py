@@ -162,7 +162,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         async def act() -> None:
             for turn in range(120):
-                if any(partition.permits for partition in self.world.parts._placement.partitions):
+                if any(partition.reserved for partition in self.world.parts._router.partitions):
                     for task in self.busy.values():
                         task.cancel()
                     return

@@ -65,7 +65,7 @@ async def test_closing_sends_putters_away():
     with pytest.raises(asyncio.QueueFull):
         partition.put_nowait(2)
     assert partition.take(10) == [0]
-    assert partition.permits == 0
+    assert partition.reserved == 0
 
 
 async def test_as_many_getters_as_items_that_come_together():

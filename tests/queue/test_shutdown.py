@@ -177,7 +177,7 @@ async def test_items_that_are_moving_are_drained_too():
     for kind in many:
         queue.add_handler(kind, handler)
     assert await queue.produce_many([kind(1) for kind in many]) == 20
-    assert queue._placement.transits
+    assert queue._router.migrations
     report = await queue.shutdown(timeout=100)
     assert (report.handled, report.undelivered) == (40, [])
     for kind in many:
@@ -196,7 +196,7 @@ async def test_items_that_are_moving_are_given_back_too():
         queue.add_handler(kind, handler)
     delivery = asyncio.create_task(queue.deliver([kind(1) for kind in many]))
     await settle()
-    assert queue._placement.transits
+    assert queue._router.migrations
     report = await queue.shutdown(timeout=1.0)
     assert sorted((type(item).__name__, item.number) for item in report.undelivered) == sorted(
         (kind.__name__, number) for kind in many for number in (0, 1)

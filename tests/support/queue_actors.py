@@ -88,7 +88,7 @@ class Handler:
 class IdleHandler(Handler):
     async def on_idle(self) -> None:
         world = self.world
-        draining = any(worker.closing for worker in world.parts._workers)
+        draining = any(worker.closing for worker in world.parts._drains)
         world.expect(not draining, f"on_idle of {self.label} in the final drain")
         world.expect(all(each.handler is not self for each in world.calls), f"on_idle of {self.label} beside its call")
         world.idle.add(self)

@@ -128,7 +128,7 @@ class World:
     def call_ends(self, call: Call, *, good: bool) -> None:
         if call in self.calls:
             self.calls.remove(call)
-        if good and not any(worker.abandoned for worker in self.parts._workers):
+        if good and not any(worker.round is not None and worker.round.abandoned for worker in self.parts._drains):
             self.handled.update(call.batch)
 
     async def _on_error(self, batch: Sequence[Item], error: BaseException) -> None:
@@ -189,13 +189,13 @@ class World:
         return count
 
     def _lines(self) -> set[Any]:
-        return {each for each in self.parts._placement.partitions if each.in_line()}
+        return {each for each in self.parts._router.partitions if each.everyone_waiting()}
 
     def _check_no_overtaking(self, items: list[Item], lines: set[Any]) -> None:
         """Who came later must not have got a place in a line where others wait."""
-        placement = self.parts._placement
+        router = self.parts._router
         passed = [item for each in lines for item in each.items() if item in items]
-        passed += [item for each in placement.transits if each.target in lines for item in each.items if item in items]
+        passed += [item for each in router.migrations if each.target in lines for item in each.items if item in items]
         self.expect(not passed, f"{passed} passed those who wait")
 
     async def produce(self, item: Item) -> bool:
@@ -275,10 +275,10 @@ class World:
 
     def inside(self) -> list[Item]:
         """Every item without an outcome."""
-        placement = self.parts._placement
-        items = [item for each in placement.partitions for item in each.items()]
-        items += [item for each in placement.transits for item in each.items]
-        return items + [item for worker in self.parts._workers for item in worker.unfinished()]
+        router = self.parts._router
+        items = [item for each in router.partitions for item in each.items()]
+        items += [item for each in router.migrations for item in each.items]
+        return items + [item for worker in self.parts._drains for item in worker.unfinished()]
 
     def check(self) -> None:
         """What must hold whenever the loop is not inside the queue."""
@@ -293,45 +293,49 @@ class World:
             self.expect(stats.refused == self.refused, f"refused={stats.refused}, the model has {self.refused}")
             self.expect(stats.dropped_before == self.dropped, f"dropped_before={stats.dropped_before}")
         if not self.over:
-            for partition in self.parts._placement.partitions:
+            for partition in self.parts._router.partitions:
                 self._check_partition(partition)
             self._check_moves()
 
     def _check_partition(self, each: Any) -> None:
         name = f"partition {each.index}"
-        workers = self.parts._workers
-        taken = each.qsize() + each.permits + each.held
+        workers = self.parts._drains
+        taken = each.qsize() + each.reserved + each.held
         self.expect(taken <= each.capacity, f"{name}: {taken} places of {each.capacity} taken")
         owners = [worker for worker in workers for owned in worker.partitions if owned is each]
         self.expect(owners == [each.owner], f"{name} has owners {[worker.index for worker in owners]}")
         listed = [worker for worker in workers for ready in worker.ready if ready is each]
         self.expect(listed == ([each.owner] if each.listed else []), f"{name} is listed={each.listed} at {listed}")
         self.expect(each.listed or not each.qsize(), f"{name} has items that nobody knows of")
-        self.expect(each.attend == each.owner.attend, f"{name} tells another than its owner")
-        room, spare = each.capacity - taken, each.spare.__length_hint__()
+        self.expect(each.on_ready == each.owner.on_ready, f"{name} tells another than its owner")
+        room, spare = each.capacity - taken, each.fast_slots.__length_hint__()
         self.expect(spare <= room, f"{name}: the fast path may fill {spare} places of {room}")
-        if each.waiters or each.permits or each.closed or not each.listed:
+        if each.waiters is not None or each.closed or not each.listed:
             self.expect(spare == 0, f"{name}: the fast path is open past those who wait")
         self.expect(each.held == sum(len(one.items) for one in each.arriving or ()), f"{name}: held={each.held}")
-        self.expect(each.permits == sum(one.permits for one in each.granted or ()), f"{name}: permits={each.permits}")
-        self.expect(each.in_flight or each.heir is None, f"{name} has an heir and nothing in flight")
+        self.expect(
+            each.reserved == sum(one.reserved for one in each.everyone_waiting()), f"{name}: permits={each.reserved}"
+        )
+        self.expect(each.in_flight or each.next_owner is None, f"{name} has an heir and nothing in flight")
         for lane in each.lanes or ():
             self.expect({type(item) for item in lane.tail} <= {lane.kind}, f"{name}: a lane holds other types")
-            self.expect(lane.spare is each.spare, f"{name}: a lane counts places by itself")
+            self.expect(lane.fast_slots is each.fast_slots, f"{name}: a lane counts places by itself")
             self.expect(self.parts._by_type[lane.kind] is lane, f"{name} has a lane that nothing comes into")
 
     def _check_moves(self) -> None:
-        placement = self.parts._placement
-        for transit in placement.transits:
-            self.expect(transit.fence > transit.source.finished, "a move waits although its way is clear")
-            self.expect(transit in (transit.source.leaving or ()), "a move that its source does not know")
-        for partition in placement.partitions:
+        router = self.parts._router
+        for migration in router.migrations:
+            self.expect(migration.fence > migration.source.finished, "a move waits although its way is clear")
+            self.expect(migration in (migration.source.leaving or ()), "a move that its source does not know")
+        for partition in router.partitions:
             for each in partition.leaving or ():
-                self.expect(each in placement.transits, "a move nobody knows")
+                self.expect(each in router.migrations, "a move nobody knows")
         for kind, place in (self.parts._by_type or {}).items():
-            for partition in placement.partitions:
+            for partition in router.partitions:
                 wrong = [
-                    each for each in partition.in_line() if type(each.item) is kind and place.line is not partition
+                    each
+                    for each in partition.everyone_waiting()
+                    if type(each.item) is kind and place.partition is not partition
                 ]
                 self.expect(not wrong, f"a producer of {kind.__name__} waits where its type is not")
 
@@ -340,13 +344,13 @@ class World:
         self.check()
         if self.over:
             return
-        for each in self.parts._placement.partitions:
+        for each in self.parts._router.partitions:
             free = each.capacity - each.qsize() - each.held
-            self.expect(not each.permits, f"partition {each.index}: a producer with a permit does not run")
-            waiting = len(each.waiters or ())
+            self.expect(not each.reserved, f"partition {each.index}: a producer with a permit does not run")
+            waiting = each.waiting
             self.expect(not waiting or free <= 0, f"partition {each.index}: {waiting} wait beside {free} free places")
             self.expect(not waiting or not self.queue.closed, f"{waiting} producers wait at a closed queue")
-        for worker in self.parts._workers:
+        for worker in self.parts._drains:
             lingers = self.config.linger and not worker.hurry and not worker._batch_is_full()
             if worker.ready and not lingers:
                 self.expect(worker.calling, f"worker {worker.index} sleeps beside items")
@@ -417,12 +421,12 @@ class World:
         lines = [repr(self.queue)]
         lines += [
             f"worker {worker.index}: owns {[p.index for p in worker.partitions]}"
-            f" ready {[p.index for p in worker.ready]} calling={worker.calling} blocked={worker.needs()}"
-            for worker in self.parts._workers
+            f" ready {[p.index for p in worker.ready]} calling={worker.calling} blocked={worker.waits.needs()}"
+            for worker in self.parts._drains
         ]
         lines += [
-            f"partition {p.index}: {p.qsize()} held={p.held} permits={p.permits} waiting={len(p.waiters or ())}"
+            f"partition {p.index}: {p.qsize()} held={p.held} permits={p.reserved} waiting={p.waiting}"
             f" in_flight={p.in_flight}"
-            for p in self.parts._placement.partitions
+            for p in self.parts._router.partitions
         ]
         return "\n  ".join(lines)

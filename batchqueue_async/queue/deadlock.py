@@ -1,0 +1,261 @@
+"""Who waits for whom: every wait of a handler call, on every loop and thread, and the circles among them.
+
+A handler call may wait for room in a queue, for items that it delivers, for a flush, or for a turn. What it waits for
+comes from drain tasks, each of which goes on only after the handler call that it is in. So the waits form a graph of
+drain tasks, and a wait that closes a circle in it could never end: it ends at once, with a `DeadlockError`.
+
+There is one registry for the process, since a circle may lead over several queues, loops and threads. Only a wait of
+a handler call enters it, under its lock; producers that nobody waits for, and everything that does not wait, never
+do. What a wait needs is asked when somebody looks for a circle, for it changes while it waits: partitions get other
+owners, and room comes. Another loop may be in the midst of such a change; a circle that spans loops therefore counts
+only when a second look finds the same waits with the same needs. A real one stands still, for all in it are stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async._support import forks
+from batchqueue_async.queue.round import round_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.round import Round
+
+Needs = list[list["DrainTask[Any]"]]
+"""Whom a wait is for: it ends when, of every group, one goes on. Empty when it is about to end anyway."""
+
+LOOKS = 10
+"""How often a circle that spans loops is looked at again before it counts as none: it changes all the time."""
+
+
+class BlockedWait:
+    """One wait of a handler call; made by `WaitRegistry.begin`.
+
+    Attributes:
+        drain: the drain task whose handler call waits.
+        loop: the event loop on which the wait has to be ended; None if that may be done on any thread.
+        ended: whether it was found in a circle and told to end.
+    """
+
+    __slots__ = ("_end", "_needs", "_registry", "drain", "ended", "loop")
+
+    def __init__(
+        self,
+        registry: WaitRegistry,
+        drain: DrainTask[Any],
+        needs: Callable[[], Needs],
+        end: Callable[[], None] | None,
+    ) -> None:
+        self._registry = registry
+        self.drain = drain
+        self._needs = needs
+        self._end = end
+        self.loop = _running_loop()
+        self.ended = False
+
+    @property
+    def breakable(self) -> bool:
+        """Whether the wait can be ended, and has not been."""
+        return self._end is not None and not self.ended
+
+    def needs(self) -> Needs:
+        """Whom the wait is for now; called on any thread, without any lock of the loop in question."""
+        return [] if self.ended else self._needs()
+
+    def break_circles(self) -> None:
+        """End one wait of each circle that this one is part of."""
+        self._registry.break_circles(self.drain)
+
+    def end(self) -> None:
+        """End the wait; its caller gets a `DeadlockError`."""
+        if self._end is None or self.ended:
+            return
+        self.ended = True
+        if self.loop is None or self.loop is _running_loop():
+            self._end()
+        else:
+            with contextlib.suppress(RuntimeError):  # its loop has ended, and everybody's wait there with it
+                self.loop.call_soon_threadsafe(self._end)
+
+
+class HandlerWaits:
+    """What the handler calls of one drain task wait for: its edges in the graph that the registry searches.
+
+    They are kept at the drain task, so that they are gone with it, also when its loop was closed in the midst of them.
+    """
+
+    __slots__ = ("_waits",)
+
+    def __init__(self) -> None:
+        self._waits: list[BlockedWait] = []
+
+    def add(self, wait: BlockedWait) -> None:
+        """One wait more, from now on; under the registry's lock."""
+        self._waits.append(wait)
+
+    def remove(self, wait: BlockedWait) -> None:
+        """A wait is over; under the registry's lock."""
+        if wait in self._waits:
+            self._waits.remove(wait)
+
+    def all(self) -> list[BlockedWait]:
+        """The waits that have begun and not ended."""
+        return list(self._waits)
+
+    def needs(self) -> Needs:
+        """Whom the running handler call waits for: it goes on when, of every group, one goes on."""
+        return [group for wait in self.all() for group in wait.needs()]
+
+
+class WaitRegistry:
+    """The waits of handler calls, on all loops and threads of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread may have held the lock, which nobody would release."""
+        self._lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def blocked(
+        self, drain: DrainTask[Any], needs: Callable[[], Needs], end: Callable[[], None] | None = None
+    ) -> Generator[BlockedWait]:
+        """Within the block a handler call of this drain task waits; if that closes a circle, one wait of it is ended.
+
+        Args:
+            drain: the drain task.
+            needs: says whom the wait is for; any thread may call it, so it takes no lock.
+            end: ends the wait, so that its caller raises `DeadlockError`; None if it can't be ended. It is called on
+                the loop that runs here, or, where none runs, on any thread.
+        """
+        wait = self.begin(drain, needs, end)
+        try:
+            wait.break_circles()
+            yield wait
+        finally:
+            self.finish(wait)
+
+    def begin(
+        self, drain: DrainTask[Any], needs: Callable[[], Needs], end: Callable[[], None] | None = None
+    ) -> BlockedWait:
+        """A handler call of the drain task waits from now on, until `finish`."""
+        wait = BlockedWait(self, drain, needs, end)
+        with self._lock:
+            drain.waits.add(wait)
+        return wait
+
+    def finish(self, wait: BlockedWait) -> None:
+        """The wait is over."""
+        with self._lock:
+            wait.drain.waits.remove(wait)
+
+    def find_cycle(self, drain: DrainTask[Any]) -> list[DrainTask[Any]]:
+        """Those who, with the drain task, wait for each other in a circle that nothing can open; empty if none."""
+        with self._lock:
+            stuck = _stuck(drain)
+            for _ in range(LOOKS):
+                if all(other.loop is drain.loop for other in stuck):
+                    return list(stuck)
+                before, stuck = stuck, _stuck(drain)
+                if stuck == before:
+                    return list(stuck)
+        return []
+
+    def break_circles(self, drain: DrainTask[Any]) -> None:
+        """As long as the drain task's wait closes a circle, end one wait of the circle with a `DeadlockError`."""
+        # One may not be enough: who waits for several partitions at once may be in several circles.
+        while True:
+            with self._lock:
+                circle = self.find_cycle(drain)
+                breakable = [wait for other in circle for wait in other.waits.all() if wait.breakable]
+            if not breakable:
+                return
+            breakable[0].end()
+
+
+def _stuck(drain: DrainTask[Any]) -> dict[DrainTask[Any], tuple[list[BlockedWait], Needs]]:
+    """Every drain task that waits, directly or through others, is first taken for stuck.
+
+    Then those that something can still set free are let go until nothing changes.
+    """
+    stuck: dict[DrainTask[Any], tuple[list[BlockedWait], Needs]] = {}
+    ahead = [drain]
+    while ahead:
+        other = ahead.pop()
+        if other in stuck:
+            continue
+        groups = other.waits.needs()
+        if groups:
+            stuck[other] = other.waits.all(), groups
+            ahead.extend(member for group in groups for member in group)
+    free: list[DrainTask[Any]] | None = None
+    while free is None or free:
+        free = [
+            each
+            for each, (_, groups) in stuck.items()
+            if all(any(member not in stuck for member in group) for group in groups)
+        ]
+        for each in free:
+            del stuck[each]
+    return stuck if drain in stuck else {}
+
+
+waits = WaitRegistry()
+"""The registry of this process."""
+
+
+# -- who waits here ------------------------------------------------------------------------------------------------
+
+_acting: ContextVar[tuple[Round[Any], object] | None] = ContextVar("batchqueue_acting", default=None)
+
+
+@contextlib.contextmanager
+def acting_for(round_: Round[Any]) -> Generator[None]:
+    """Let this very task (or thread, where no loop runs) act for a handler call, which waits until it is done.
+
+    The task or thread has to run in the handler call's context, or a copy of it.
+    """
+    token = _acting.set((round_, _whoever_runs()))
+    try:
+        yield
+    finally:
+        _acting.reset(token)
+
+
+def caller_here() -> DrainTask[Any] | None:
+    """The drain task whose handler call waits if the code here does.
+
+    None where no handler call is under way, and in a task or thread that a handler started: whether the handler waits
+    for it nobody knows.
+    """
+    round_ = round_here()
+    if round_ is None:
+        return None
+    here = _whoever_runs()
+    if here is round_.drain.task or _acting.get() == (round_, here):
+        return round_.drain
+    return None
+
+
+def _whoever_runs() -> object:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident() if task is None else task
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,74 @@
+"""The one thread and event loop that a queue lives on, and the check of who calls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Protocol, cast
+
+from batchqueue_async.errors import WrongLoopError
+
+
+class ThreadMark(Protocol):
+    """The part of a lock that tells whether the calling thread holds it; `threading.Condition` relies on it, too."""
+
+    def _is_owned(self) -> bool: ...
+
+
+class HomeLoop:
+    """A queue's own event loop, and a mark on the thread that runs it.
+
+    The mark is a lock that the loop's thread takes once and keeps: asking a lock whether this thread owns it is the
+    cheapest test of the thread there is, and it is made for every item.
+
+    Attributes:
+        loop: the event loop.
+        mark: owned by the loop's thread, once `mark_thread` has run on it.
+    """
+
+    __slots__ = ("_lock", "_queue", "loop", "mark")
+
+    def __init__(self, queue: str, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._queue = queue
+        self.loop = loop or _running_loop(queue)
+        self._lock = threading.RLock()
+        self.mark = cast("ThreadMark", self._lock)
+
+    def mark_thread(self) -> None:
+        """Remember the loop's thread; called on it."""
+        self._lock.acquire()
+
+    def is_here(self) -> bool:
+        """Whether this is the thread on which the queue's loop runs now.
+
+        A thread runs one loop at a time: if this is the queue's thread, and its loop runs, then it runs here. That is
+        a quarter of the price of asyncio.get_running_loop().
+        """
+        return self.mark._is_owned() and self.loop.is_running()
+
+    def check(self, call: str) -> None:
+        """The full check, of thread and running loop, on every path but the hottest."""
+        if not (self.mark._is_owned() and self.loop.is_running()):
+            raise self.error(call)
+
+    def check_thread(self, call: str) -> None:
+        """The check of the thread alone, for a path that makes the full one later."""
+        if not self.mark._is_owned():
+            raise self.error(call)
+
+    def error(self, call: str) -> WrongLoopError:
+        """What a call from elsewhere raises."""
+        return WrongLoopError(
+            f"queue {self._queue!r}: {call} was called on another thread or event loop than the queue's own; "
+            "call queue.bridge() once and use what it returns there"
+        )
+
+
+def _running_loop(name: str) -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongLoopError(
+            f"queue {name!r} is made outside a running event loop; make it inside a coroutine, "
+            "or give it a scheduler=SharedScheduler(...)"
+        ) from None

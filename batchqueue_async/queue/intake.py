@@ -1,0 +1,306 @@
+"""What comes in beside the fast path: the strategies of a full partition, items in bulk, and waiting for room.
+
+A producer's fast path, in `BatchQueue`, fills a free place of a partition by itself. Everything else comes here: the
+first item into an empty partition, a partition that is full or closed, many items at once, and those for which a
+`deliver` waits.
+"""
+
+from __future__ import annotations
+
+from operator import countOf
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from batchqueue_async.config import BufferStrategy
+from batchqueue_async.errors import DeadlockError
+from batchqueue_async.policies import RoundRobin
+from batchqueue_async.queue.deadlock import caller_here, waits
+from batchqueue_async.queue.migration import Migration
+from batchqueue_async.queue.partition import Lane, Partition
+from batchqueue_async.queue.round import round_here
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchqueue_async.config import QueueConfig
+    from batchqueue_async.queue.completion import CompletionWait
+    from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.home import HomeLoop
+    from batchqueue_async.queue.router import PartitionRouter, Route
+    from batchqueue_async.queue.stats import Counters
+    from batchqueue_async.queue.waiters import Waiter
+
+T = TypeVar("T")
+
+
+class Intake(Generic[T]):
+    """The slow ways into one queue, under its strategy.
+
+    Attributes:
+        closed: whether nothing comes in any more.
+        blocking: whether a producer waits for room.
+    """
+
+    def __init__(
+        self, name: str, config: QueueConfig[T], router: PartitionRouter[T], counters: Counters, home: HomeLoop
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.closed = False
+        self.blocking = config.strategy is BufferStrategy.BLOCKING
+        self._router = router
+        self._counters = counters
+        self._home = home
+
+    def close(self) -> None:
+        """Take nothing in any more."""
+        self.closed = True
+
+    def send_away(self) -> None:
+        """Close the partitions: every waiting producer leaves without its item."""
+        for partition in self._router.partitions:
+            partition.close()
+
+    # -- one item ------------------------------------------------------------------------------------------------
+
+    def offer(self, route: Route[T], item: T) -> bool:
+        """The way in when there is no fast slot; refusals are counted here except under `BLOCKING`."""
+        self._home.check("produce")
+        if self.closed:
+            if not self.blocking:
+                self._counters.refused += 1
+            return False
+        if route.offer(item):
+            return True
+        if self.blocking:
+            return False
+        strategy = self.config.strategy
+        if strategy is BufferStrategy.DROP_OLDEST:
+            route.evict()
+            self._counters.dropped_after += 1
+            return route.offer(item)
+        if strategy is BufferStrategy.DROP_NEWEST:
+            self._counters.dropped_before += 1
+        else:
+            self._counters.refused += 1
+        return False
+
+    def refuse(self, count: int) -> None:
+        """Count items that were turned away."""
+        if self.config.strategy is BufferStrategy.DROP_NEWEST and not self.closed:
+            self._counters.dropped_before += count
+        else:
+            self._counters.refused += count
+
+    def force(self, item: T) -> None:
+        """Put an item in that was accepted already, at the cost of older ones."""
+        route = self._router.route(item)
+        if not route.offer(item):
+            route.evict()
+            self._counters.dropped_after += 1
+            route.offer(item)
+
+    # -- waiting for room ----------------------------------------------------------------------------------------
+
+    async def wait_and_put(self, route: Route[T], item: T) -> bool:
+        """Put one item in as soon as there is room, first come, first served."""
+        if not self.closed and await self._wait_for_room(route.partition, (item,), self._block_deadline()):
+            return True
+        self._counters.refused += 1
+        return False
+
+    async def _wait_for_room(
+        self,
+        partition: Partition[T],
+        items: Sequence[T],
+        deadline: float | None,
+        completion: CompletionWait | None = None,
+    ) -> int:
+        """Wait until all items have got places, in parts if need be; how many did."""
+        drain = self._forbid_own_wait(partition)
+        waiter = partition.wait_for(len(items), items[0])
+        timer = None if deadline is None else self._home.loop.call_at(deadline, waiter.expire)
+        if drain is not None:
+            waiter.blocked = waits.begin(drain, waiter.needs, waiter.break_wait)
+        done = 0
+        try:
+            while done < len(items) and not waiter.expired:
+                await waiter.future
+                if waiter.broken:
+                    raise self._deadlock(waiter.partition)
+                if self.closed:
+                    break
+                done += self._fill(waiter, items[done : done + waiter.reserved], completion)
+                if done < len(items):
+                    waiter.renew()
+                    waiter.partition.serve()
+                    waiter.look_for_circle()  # it waited for nobody while it had places; now it does again
+            return done
+        finally:
+            if waiter.blocked is not None:
+                waits.finish(waiter.blocked)
+            if timer is not None:
+                timer.cancel()
+            waiter.partition.leave(waiter)
+
+    def _fill(self, waiter: Waiter, items: Sequence[T], completion: CompletionWait | None) -> int:
+        """Put items into the places that were reserved for the waiter; how many."""
+        if items:
+            route = self._router.route_in(items[0], waiter.partition)
+            if completion is not None:
+                route.partition.order()
+            route.fill(waiter, items)
+            if completion is not None:
+                route.watch(completion, len(items))
+        return len(items)
+
+    def _block_deadline(self) -> float | None:
+        timeout = self.config.block_timeout
+        return None if timeout is None else self._home.loop.time() + timeout
+
+    def _forbid_own_wait(self, partition: Partition[T]) -> DrainTask[T] | None:
+        """Refuse a wait that its own caller would have to end; the drain task whose handler call is about to wait."""
+        here = round_here()
+        if here is None:
+            return None
+        if partition.owner is here.drain:
+            raise self._deadlock(partition)
+        drain = caller_here()
+        if drain is None:
+            return None
+        wait = waits.begin(drain, partition.needs)
+        try:
+            if waits.find_cycle(drain):
+                raise self._deadlock(partition)
+        finally:
+            waits.finish(wait)
+        return drain
+
+    def _deadlock(self, partition: Partition[T]) -> DeadlockError:
+        return DeadlockError(
+            f"queue {self.name!r}: a handler waits for room in partition {partition.index}, which has "
+            f"{partition.capacity} items and is drained only after that handler returns; use produce_nowait, produce "
+            "into another queue, or raise buffer_size"
+        )
+
+    # -- many items ----------------------------------------------------------------------------------------------
+
+    def put_all(self, items: Sequence[T]) -> bool:
+        """Put all items in at once, or none."""
+        if self.closed or not items:
+            return not items
+        self._home.check("produce_many")
+        router = self._router
+        if router.only is not None:
+            return router.only.offer_many(items)
+        return self._put_all_by_type(items) if router.by_type is not None else self._put_all_by_route(items)
+
+    def _put_all_by_type(self, items: Sequence[T]) -> bool:
+        kind = type(items[0])
+        if type(items[-1]) is not kind or countOf(map(type, items), kind) != len(items):
+            return False
+        route = self._router.route(items[0])
+        if isinstance(route, Migration):
+            return False
+        return route.partition.offer_many(items, route if isinstance(route, Lane) else None)
+
+    def _put_all_by_route(self, items: Sequence[T]) -> bool:
+        parts: dict[Route[T], list[T]] = {}
+        if isinstance(self._router.selector, RoundRobin):
+            partitions = self._router.partitions
+            first = self._router.route(items[0]).partition.index
+            turns = range(min(len(partitions), len(items)))
+            parts = {partitions[(first + turn) % len(partitions)]: [*items[turn :: len(partitions)]] for turn in turns}
+        else:
+            for item in items:
+                parts.setdefault(self._router.route(item), []).append(item)
+        if any(
+            not isinstance(route, Partition) or route.full() or route.room() < len(part)
+            for route, part in parts.items()
+        ):
+            return False
+        for route, part in parts.items():
+            route.tail.extend(part)
+            route.partition.announce()
+        return True
+
+    async def put_rest(self, items: Sequence[T], completion: CompletionWait | None) -> int:
+        """Put items in one after the other, waiting for room where the strategy does; how many were accepted."""
+        deadline = self._block_deadline()
+        done = 0
+        while True:
+            done = self.put_what_fits(items, done, completion)
+            if done == len(items) or self.closed or not self.blocking:
+                break
+            partition = self._router.route(items[done]).partition
+            rest = items[done:] if self._router.only is not None else items[done : done + 1]
+            granted = await self._wait_for_room(partition, rest, deadline, completion)
+            done += granted
+            if granted < len(rest):
+                break
+        self.refuse(len(items) - done)
+        return done
+
+    def put_what_fits(self, items: Sequence[T], start: int, completion: CompletionWait | None) -> int:
+        """Put items in one by one from `start` on, without waiting; the index of the first that has no place."""
+        only = self._router.only
+        if only is not None and self.config.strategy is not BufferStrategy.DROP_OLDEST:
+            return self._fill_only(only, items, start, completion)
+        if completion is not None:
+            return self._put_watched(items, start, completion)
+        by_type = self._router.by_type or {}
+        for index in range(start, len(items)):
+            item = items[index]
+            try:
+                route = by_type[type(item)]
+            except KeyError:
+                route = self._router.route(item)
+            for _ in route.fast_slots:
+                route.tail.append(item)
+                break
+            else:
+                if not self._offer_counted_by_caller(route, item):
+                    return index
+        return len(items)
+
+    def _put_watched(self, items: Sequence[T], start: int, completion: CompletionWait) -> int:
+        """The same for items that a caller waits for, a run of one type at a time."""
+        # Where one item may evict the one before, each has to be watched before the next comes.
+        one_by_one = self._router.by_type is None or self.config.strategy is BufferStrategy.DROP_OLDEST
+        index = start
+        while index < len(items):
+            route, kind, first = self._router.route(items[index]), type(items[index]), index
+            route.partition.order()
+            while index < len(items) and type(items[index]) is kind:
+                if not self._offer_counted_by_caller(route, items[index]):
+                    route.watch(completion, index - first)
+                    return index
+                index += 1
+                if one_by_one:
+                    break
+            route.watch(completion, index - first)
+        return index
+
+    def _fill_only(
+        self, partition: Partition[T], items: Sequence[T], start: int, completion: CompletionWait | None
+    ) -> int:
+        """The same for a single partition: as many as there is room for, at once."""
+        count = len(items) - start
+        if not partition.offer_many(items[start:] if start else items):
+            count = 0 if partition.full() else min(count, partition.room())
+            if not count or not partition.offer_many(items[start : start + count]):
+                return start
+        if completion is not None:
+            partition.watch(completion, count)
+        return start + count
+
+    def _offer_counted_by_caller(self, route: Route[T], item: T) -> bool:
+        """Like `offer`, but a refusal is not counted."""
+        if self.closed:
+            return False
+        if route.offer(item):
+            return True
+        if self.config.strategy is not BufferStrategy.DROP_OLDEST:
+            return False
+        route.evict()
+        self._counters.dropped_after += 1
+        return route.offer(item)

@@ -1,0 +1,144 @@
+"""Those who wait for places in a partition, first come, first served.
+
+A producer that must wait gets a reservation, not the place itself, and puts its item there when it runs again: a
+producer cancelled in between gives the reservation back, and has left no trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchqueue_async.queue.deadlock import BlockedWait
+    from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.partition import Partition
+
+
+class Waiter:
+    """A producer in a queue for places: `future` resolves when some of the `want` are reserved, or on closing.
+
+    Attributes:
+        partition: where it waits; growth may lead it to another partition, and its place in the order with it.
+        item: the first item that it waits with: it waits where that item belongs.
+        want: how many places it still waits for.
+        reserved: how many were reserved for it and are not filled yet.
+        blocked: its entry among the waits of handler calls, if it waits for one.
+        broken: whether the wait could never end, and so must.
+        expired: whether its time is over.
+    """
+
+    __slots__ = ("blocked", "broken", "expired", "future", "item", "partition", "reserved", "want")
+
+    partition: Partition[Any]
+    stays = False
+    """Whether it stands for several producers of this very partition, whom growth leads elsewhere by itself."""
+
+    def __init__(self, want: int, item: Any = None) -> None:
+        self.want = want
+        self.item = item
+        self.reserved = 0
+        self.broken = self.expired = False
+        self.blocked: BlockedWait | None = None
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def notify(self) -> None:
+        """Let the producer run and look at what it got."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def break_wait(self) -> None:
+        """End the wait: it is part of a circle of waits."""
+        self.broken = True
+        self.notify()
+
+    def expire(self) -> None:
+        """End the wait: its time is over."""
+        self.expired = True
+        self.notify()
+
+    def needs(self) -> list[list[DrainTask[Any]]]:
+        """Whom the producer waits for: nobody any more when it is about to run."""
+        return [] if self.future.done() else self.partition.needs()
+
+    def renew(self) -> None:
+        """Be ready to wait for the rest of the places."""
+        self.future = asyncio.get_running_loop().create_future()
+
+    def look_for_circle(self) -> None:
+        """What it waits for has changed: end a circle of waits, if that closed one."""
+        if self.blocked is not None:
+            self.blocked.break_circles()
+
+
+class WaiterQueue:
+    """The waiters of one partition, and the places reserved for them.
+
+    A waiter that got a part of what it wants is both waiting and granted. A queue that is `idle` has neither, and is
+    thrown away: to a partition no queue and nobody waiting are the same.
+
+    Attributes:
+        reserved: how many places are reserved and not filled, over all waiters.
+    """
+
+    __slots__ = ("_granted", "_waiting", "reserved")
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[Waiter, None] = OrderedDict()
+        self._granted: dict[Waiter, None] = {}
+        self.reserved = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits, and nothing is reserved."""
+        return not self._waiting and not self._granted
+
+    @property
+    def count(self) -> int:
+        """How many wait for places."""
+        return len(self._waiting)
+
+    @property
+    def first(self) -> Waiter | None:
+        """The waiter whose turn it is."""
+        return next(iter(self._waiting)) if self._waiting else None
+
+    def everyone(self) -> list[Waiter]:
+        """All of them in order, those with reservations first."""
+        return [*self._granted, *(waiter for waiter in self._waiting if waiter not in self._granted)]
+
+    def add(self, waiter: Waiter) -> None:
+        """Let a waiter join at the end."""
+        self._waiting[waiter] = None
+
+    def reserve(self, waiter: Waiter, most: int) -> None:
+        """Reserve up to `most` places for the waiter whose turn it is."""
+        share = min(most, waiter.want)
+        waiter.want -= share
+        waiter.reserved += share
+        self.reserved += share
+        self._granted[waiter] = None
+        waiter.notify()
+        if not waiter.want:  # who stands for several may want some more by now
+            del self._waiting[waiter]
+
+    def use(self, waiter: Waiter, used: int) -> None:
+        """Places that were reserved are filled, or given up."""
+        waiter.reserved -= used
+        self.reserved -= used
+        if not waiter.reserved:
+            self._granted.pop(waiter, None)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Let a waiter quit; what was reserved for it is free."""
+        self.use(waiter, waiter.reserved)
+        self._waiting.pop(waiter, None)
+        waiter.want = 0
+
+    def dismiss(self) -> None:
+        """Let everybody who waits for more places look, and find the partition closed."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        for waiter in waiting:
+            waiter.notify()
