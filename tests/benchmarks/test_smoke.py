@@ -41,7 +41,7 @@ def test_fewer_than_five_runs_are_refused():
 def test_a_row_can_be_profiled(tmp_path):
     done = run_bench("--quick", "--profile", "many", "--loop", "asyncio", "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "producing.py" in done.stdout
+    assert "batch_queue.py" in done.stdout
     assert (tmp_path / "profile-many-asyncio.prof").stat().st_size > 0
 
 
