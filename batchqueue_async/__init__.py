@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async._support.last_error import LastError
+from batchqueue_async._support.registry import Registered, registered
 from batchqueue_async.bridge.sync_bridge import SyncBridge
 from batchqueue_async.bridge.sync_queue import SyncQueue
 from batchqueue_async.config import (
@@ -132,6 +134,7 @@ __all__ = [
     "HandlerRetry",
     "ItemDroppedError",
     "KeyedSink",
+    "LastError",
     "Lease",
     "LockedError",
     "PartitionPolicy",
@@ -145,6 +148,7 @@ __all__ = [
     "QueueStats",
     "RecordTooLargeError",
     "RecoveryReport",
+    "Registered",
     "RetryBudget",
     "RetryPolicy",
     "RetryableError",
@@ -168,6 +172,7 @@ __all__ = [
     "in_process",
     "in_thread",
     "load_config",
+    "registered",
     "round_robin",
     "run",
     "throughput_weighted",

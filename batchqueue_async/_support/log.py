@@ -11,6 +11,8 @@ from typing import Any
 
 import structlog
 
+from batchqueue_async._support.redaction import shortened, without_credentials, without_payload
+
 _structured: Any = structlog.get_logger("batchqueue_async")
 _plain = logging.getLogger("batchqueue_async")
 _METHODS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning", logging.ERROR: "error"}
@@ -49,12 +51,25 @@ def error(event: str, **fields: Any) -> None:
     _emit(logging.ERROR, event, fields)
 
 
-def describe(error: BaseException) -> dict[str, str]:
-    """An error as fields of a log event: its type and place, never its text, which may quote an item."""
+def place_of(error: BaseException) -> str:
+    """Where an error was raised: file, line and function."""
     place = "unknown"
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         place = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
         trace = trace.tb_next
-    return {"error": type(error).__qualname__, "where": place}
+    return place
+
+
+def describe(error: BaseException, *, full: bool = False) -> dict[str, str]:
+    """An error as fields of a log event: class, place and text, the text without what may quote an item.
+
+    With `full` the text is whole but for credentials: `log_errors="full"` asks for that.
+    """
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the error's class is the user's; what it can't say is not logged
+        text = ""
+    shown = shortened(without_credentials(text)) if full else without_payload(text)
+    return {"error": type(error).__qualname__, "where": place_of(error), "text": shown}

@@ -8,24 +8,14 @@ the next connection, and a pickled sink carries the reference.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from batchqueue_async._support.redaction import HIDDEN, without_credentials
 from batchqueue_async.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-HIDDEN = "***"
-"""What stands for a secret in text."""
-
-_USERINFO = re.compile(r"(?<=://)(?P<user>[^/?#@:]*):[^/?#]*(?=@)")
-_SETTING = re.compile(
-    r"(?P<name>\b(?:password|passwd|pwd|sslpassword|token|secret|api_?key|access_key)\s*=\s*)"
-    r"(?:'(?:\\.|[^'\\])*'|[^&\s#'\"]+)",
-    re.IGNORECASE,
-)
 
 
 class Secret:
@@ -107,8 +97,7 @@ def redacted(text: str, secrets: Iterable[Secret | str | None] = ()) -> str:
     for secret in secrets:
         if secret and (value := resolve(secret)):
             text = text.replace(value, HIDDEN)
-    text = _USERINFO.sub(rf"\g<user>:{HIDDEN}", text)
-    return _SETTING.sub(rf"\g<name>{HIDDEN}", text)
+    return without_credentials(text)
 
 
 def _variable(name: str) -> str:
