@@ -66,7 +66,14 @@ from batchqueue_async.policies import (
 )
 from batchqueue_async.queue.adapters import in_process, in_thread
 from batchqueue_async.queue.batch_queue import BatchQueue
-from batchqueue_async.queue.stats import Distribution, PartitionStats, QueueStats, ShutdownReport, WorkerStats
+from batchqueue_async.queue.stats import (
+    Distribution,
+    HandlerStats,
+    PartitionStats,
+    QueueStats,
+    ShutdownReport,
+    WorkerStats,
+)
 from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
 from batchqueue_async.runtime.runner import run
 from batchqueue_async.runtime.scheduler import Scheduler
@@ -132,6 +139,7 @@ __all__ = [
     "GivenUp",
     "Handler",
     "HandlerRetry",
+    "HandlerStats",
     "ItemDroppedError",
     "KeyedSink",
     "LastError",

@@ -46,7 +46,7 @@ html_show_copyright = False
 
 AREAS = [
     ("configuration", "Configuration", ("config", "policies")),
-    ("queue", "Queue", ("queue", "config.handlers")),
+    ("queue", "Queue", ("queue", "config.handlers", "_support")),
     ("manager", "Manager, schedulers and bridge", ("runtime", "bridge")),
     ("errors", "Errors", ("errors",)),
     ("durable", "Durable queue", ("durable", "leases")),

@@ -22,7 +22,8 @@ _SETTING = re.compile(
 )
 _DATA = re.compile(
     r"""
-      "[^"]*"? | '[^']*'? | `[^`]*`?     # quoted, to the end where the quote is not closed
+      (?<!\w)(["'`])(?:.*\1|.*)         # from the first quote to the last one, or to the end: an apostrophe amid a
+                                         # word opens none, and one amid a quotation closes none
     | [\[{<].*                           # a list, a mapping or a repr: everything from there on
     | (?<==)\S+                          # what stands behind an equals sign
     | \S*[^\W_]*[\d@\\/_]\S*             # what holds a digit, or is an address, a path or a name

@@ -202,6 +202,10 @@ class Door(Routing[T], Generic[T]):
             self.hand_in_counts()
         return items
 
+    def uncollected(self) -> int:
+        """How many items have come in that the loop has not seen; from any thread, without the lock."""
+        return sum(len(gate.inbox) for gate in tuple(self._gates))
+
     def hand_in_counts(self) -> None:
         """Tell the queue what was turned away or dropped here."""
         with self.lock:

@@ -71,6 +71,10 @@ class SyncQueue(SyncProducing[T], Generic[T]):
             return self._last_stats()
         return self._with_lag(self._ask("stats", lambda: as_coroutine(self._queue.stats), timeout))
 
+    def peek(self) -> QueueStats:
+        """A snapshot of the queue's counters without waiting for its loop; see `BatchQueue.peek`."""
+        return self._queue.peek()
+
     def shutdown(self, timeout: float | None = None) -> ShutdownReport:
         """Shut the queue down; `timeout` is the deadline of its final drain; see `BatchQueue.shutdown`."""
         self._forbid_shutdown_here()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
+from batchqueue_async._support.registry import everything
 from batchqueue_async.config import BufferStrategy, Handler, QueueConfig, check_handler
 from batchqueue_async.errors import (
     ConfigError,
@@ -31,6 +32,7 @@ from batchqueue_async.queue.dispatch import Dispatcher, HandlerEntry
 from batchqueue_async.queue.drain import DrainRules, DrainTask
 from batchqueue_async.queue.home import HomeLoop
 from batchqueue_async.queue.intake import Intake
+from batchqueue_async.queue.observer import QueueObserver
 from batchqueue_async.queue.partition import Partition
 from batchqueue_async.queue.rebalance import Rebalancer
 from batchqueue_async.queue.round import round_here
@@ -39,11 +41,9 @@ from batchqueue_async.queue.shutdown import Shutdown, merged
 from batchqueue_async.queue.stats import (
     Counters,
     Histogram,
-    PartitionStats,
     QueueStats,
     ShutdownReport,
     Sizes,
-    WorkerStats,
 )
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ class BatchQueue(Generic[T]):
         config: what the queue was made with.
     """
 
+    name: str
+    config: QueueConfig[T]
+
     def __init__(
         self,
         name: str,
@@ -109,6 +112,7 @@ class BatchQueue(Generic[T]):
             handler_timeout=config.handler_timeout,
             on_error=config.on_error,
             limiter=limiter,
+            log_errors=config.log_errors,
         )
         if config.consumer is not None:
             self._dispatcher.single = HandlerEntry("consumer", config.consumer, calls_at_once=workers)
@@ -136,6 +140,17 @@ class BatchQueue(Generic[T]):
         self._blocking = self._intake.blocking
         self._only = self._router.only
         self._by_type = self._router.by_type
+        self._observer: QueueObserver[T] = QueueObserver(
+            name,
+            loop=self._loop,
+            capacity=config.buffer_size,
+            counters=self._counters,
+            sizes=self._sizes,
+            latency=self._latency,
+            dispatcher=self._dispatcher,
+            router=self._router,
+            drains=self._drains,
+        )
         self._closing: asyncio.Task[ShutdownReport] | None = None
         self._shutdown = Shutdown(name, self._drains, self._router, self._counters, self._loop)
         self._report: ShutdownReport | None = None
@@ -145,6 +160,7 @@ class BatchQueue(Generic[T]):
         self._bridge: SyncQueue[T] | None = None
         self._bridge_lock = threading.Lock()
         self._pid = os.getpid()
+        everything.add("queue", self)
         if loop is None:
             self._start()
         else:
@@ -474,6 +490,7 @@ class BatchQueue(Generic[T]):
     def attach_inbox(self, inbox: ThreadInbox) -> None:
         """Collect from an inbox of other threads from now on."""
         self._inbox = inbox
+        self._observer.attach_inbox(inbox)
         self._router.on_rerouted = inbox.meet_partitions
 
     def force(self, item: T) -> None:
@@ -577,56 +594,31 @@ class BatchQueue(Generic[T]):
     # -- numbers -------------------------------------------------------------------------------------------------
 
     def stats(self) -> QueueStats:
-        """A snapshot of the queue's counters; after shutdown it can be asked for anywhere."""
+        """A snapshot of the queue's counters, on its loop; after shutdown it can be asked for anywhere."""
         if self._report is None:
             self._home.check("stats")
             self._collect_inbox()
-        counters = self._counters
-        partitions = self._router.partitions
-        moving = sum(len(migration.items) for migration in self._router.migrations)
-        accepted = sum(partition.accepted for partition in partitions) + moving + counters.dropped_at_door
-        undelivered = len(self._report.undelivered) if self._report is not None else 0
-        now = self._drains[0].clock()
-        waiting = [partition.since for partition in partitions if partition.qsize()]
-        return QueueStats(
-            name=self.name,
-            attempted=accepted + counters.refused + counters.dropped_before,
-            accepted=accepted,
-            refused=counters.refused,
-            dropped_before=counters.dropped_before,
-            dropped_after=counters.dropped_after,
-            handled=counters.handled,
-            failed=counters.failed,
-            unhandled=counters.unhandled,
-            in_flight=sum(drain.in_flight for drain in self._drains),
-            undelivered=undelivered,
-            used=sum(partition.qsize() for partition in partitions) + moving,
-            capacity=len(partitions) * self.config.buffer_size,
-            oldest_age=max(0.0, now - min(waiting)) if waiting else 0.0,
-            partitions=tuple(
-                PartitionStats(
-                    index=each.index,
-                    used=each.qsize(),
-                    capacity=each.capacity,
-                    accepted=each.accepted,
-                    owner=each.owner.index if each.owner is not None else -1,
-                    waiting=each.waiting,
-                )
-                for each in partitions
-            ),
-            workers=tuple(
-                WorkerStats(
-                    index=each.index,
-                    partitions=len(each.partitions),
-                    taken=each.taken,
-                    busy=each.busy,
-                    in_flight=each.in_flight,
-                )
-                for each in self._drains
-            ),
-            batch_sizes=self._sizes.summary(),
-            queue_latency=self._latency.summary(),
-        )
+        return self._observer.read()
+
+    def peek(self) -> QueueStats:
+        """A snapshot of the queue's counters, from any thread and without waiting for the loop.
+
+        Fit for a scrape while a handler blocks the loop: what a busy loop has not seen yet is counted, and
+        `loop_lag` says how late the loop is. `age` is above 0 when only an older snapshot added up.
+
+        Example:
+            >>> import asyncio, threading, batchqueue_async as bq
+            >>> async def main() -> None:
+            ...     async with bq.BatchQueueManager() as manager:
+            ...         queue = manager.create("words", bq.QueueConfig())
+            ...         await queue.produce_many(["to", "be"])
+            ...         reader = threading.Thread(target=lambda: print(queue.peek().used, "waiting"))
+            ...         reader.start()
+            ...         reader.join()
+            >>> asyncio.run(main())
+            2 waiting
+        """
+        return self._observer.peek()
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -655,6 +647,7 @@ class BatchQueue(Generic[T]):
 
     async def _finish(self, deadline: float) -> ShutdownReport:
         self._report = await self._shutdown.run(deadline)
+        self._observer.end(len(self._report.undelivered))
         return self._report
 
     def abandon(self) -> ShutdownReport:
@@ -662,6 +655,7 @@ class BatchQueue(Generic[T]):
         if self._report is None:
             self._intake.close()
             self._report = self._shutdown.abandon([] if self._inbox is None else self._inbox.give_back())
+            self._observer.end(len(self._report.undelivered))
         return self._report
 
     def close_gate(self) -> None:

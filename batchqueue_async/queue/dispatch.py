@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from operator import countOf
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from batchqueue_async._support import log
 from batchqueue_async._support.handlers import call_of, method_of
+from batchqueue_async._support.last_error import ErrorKeeper
 from batchqueue_async._support.log import describe
 from batchqueue_async.errors import UnhandledTypeError
 from batchqueue_async.queue.limiter import CallLimiter
@@ -28,15 +29,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MANY_CALLS = 64
+"""Calls in one round from which on only every `SAMPLED`th round is timed."""
+SAMPLED = 8
+
 
 class HandlerEntry(Generic[T]):
-    """A registered handler, and whose turn it is to call it."""
+    """A registered handler, whose turn it is to call it, and what its calls took.
 
-    __slots__ = ("consume", "handler", "label", "on_idle", "turns", "weight")
+    Attributes:
+        calls, items, seconds: of its calls so far; estimates where rounds had many calls, see `Dispatcher.run`.
+        failed: items of its calls that failed.
+    """
+
+    __slots__ = ("calls", "consume", "failed", "handler", "items", "label", "on_idle", "seconds", "turns", "weight")
 
     def __init__(self, label: str, handler: Handler[T], weight: float = 1.0, calls_at_once: int = 1) -> None:
         self.label = label
         self.turns = CallLimiter(calls_at_once)
+        self.calls = self.items = self.failed = 0
+        self.seconds = 0.0
         self.replace(handler, weight)
 
     def replace(self, handler: Handler[T], weight: float) -> None:
@@ -60,6 +72,7 @@ class Dispatcher(Generic[T]):
         handler_timeout: float | None = None,
         on_error: ErrorHandler[T] | None = None,
         limiter: CallLimiter | None = None,
+        log_errors: Literal["redacted", "full"] = "redacted",
     ) -> None:
         self.name = name
         self.counters = counters
@@ -68,6 +81,8 @@ class Dispatcher(Generic[T]):
         self.handler_timeout = handler_timeout
         self.on_error = on_error
         self.limiter = limiter
+        self.errors = ErrorKeeper()
+        self._full_errors = log_errors == "full"
         self.single: HandlerEntry[T] | None = None
         self.fallback: HandlerEntry[T] | None = None
         self.entries: dict[type, HandlerEntry[T]] = {}
@@ -145,7 +160,7 @@ class Dispatcher(Generic[T]):
 
     # -- calling -------------------------------------------------------------------------------------------------
 
-    async def run(  # noqa: C901 - the hot path of a call, written out
+    async def run(  # noqa: C901, PLR0912 - the hot path of a call, written out
         self, round_: Round[T]
     ) -> None:
         """Call the handlers of everything in the round, one after the other."""
@@ -155,6 +170,10 @@ class Dispatcher(Generic[T]):
         counters = self.counters
         sizes = self.sizes.exact
         plain = self.handler_timeout is None and self.limiter is None
+        clock = drain.clock
+        # Two looks at the clock cost as much as a small batch. A round of many calls is timed one time in eight.
+        timed = 1 if len(calls) <= MANY_CALLS else 0 if drain.rounds % SAMPLED else SAMPLED
+        began = clock()
         for index, (entry, items) in enumerate(calls):
             round_.call_index = index
             if entry is None:
@@ -187,6 +206,12 @@ class Dispatcher(Generic[T]):
                     round_.pending -= count
             if round_.abandoned:
                 return
+            if timed:
+                ended = clock()
+                entry.seconds += (ended - began) * timed
+                entry.calls += timed
+                entry.items += count * timed
+                began = ended
             if task is not None and task.cancelling():
                 round_.call_index = index + 1
                 raise asyncio.CancelledError  # the handler swallowed it, but it was for the drain task
@@ -216,6 +241,8 @@ class Dispatcher(Generic[T]):
         if round_.abandoned:
             return
         self.counters.failed += len(items)
+        entry.failed += len(items)
+        self.errors.seen(error)
         round_.fail(error)
         log.warning(
             "handler_failed",
@@ -224,7 +251,7 @@ class Dispatcher(Generic[T]):
             partitions=round_.partitions_of(items),
             handler=entry.label,
             items=len(items),
-            **describe(error),
+            **describe(error, full=self._full_errors),
         )
         if self.on_error is None:
             return
@@ -239,7 +266,9 @@ class Dispatcher(Generic[T]):
             self._log_on_error(round_, failure)
 
     def _log_on_error(self, round_: Round[T], failure: BaseException) -> None:
-        log.error("on_error_failed", queue=self.name, worker=round_.drain.index, **describe(failure))
+        log.error(
+            "on_error_failed", queue=self.name, worker=round_.drain.index, **describe(failure, full=self._full_errors)
+        )
 
     def _unhandled(self, round_: Round[T], items: list[T]) -> None:
         self.counters.unhandled += len(items)
@@ -259,19 +288,20 @@ class Dispatcher(Generic[T]):
 
     # -- idling --------------------------------------------------------------------------------------------------
 
-    def _all_entries(self) -> list[HandlerEntry[T]]:
+    def all_entries(self) -> list[HandlerEntry[T]]:
+        """Every handler that is registered."""
         entries = list(self.entries.values())
         entries += [entry for entry in (self.single, self.fallback) if entry is not None]
         return entries
 
     def wants_idle(self) -> bool:
         """Whether any handler has an `on_idle`."""
-        return any(entry.on_idle is not None for entry in self._all_entries())
+        return any(entry.on_idle is not None for entry in self.all_entries())
 
     async def idle(self, drain: DrainTask[T]) -> None:
         """Call `on_idle` of every handler that is not in a call; stop at once when items arrive."""
         called: set[int] = set()
-        for entry in self._all_entries():
+        for entry in self.all_entries():
             if drain.ready or drain.closing:
                 return
             if entry.on_idle is None or id(entry.handler) in called:
@@ -283,7 +313,7 @@ class Dispatcher(Generic[T]):
         self, drain: DrainTask[T], entry: HandlerEntry[T], on_idle: Callable[[], Awaitable[object]]
     ) -> None:
         # One object may handle several types: none of its calls may run beside its on_idle.
-        siblings = [other for other in self._all_entries() if other.handler is entry.handler]
+        siblings = [other for other in self.all_entries() if other.handler is entry.handler]
         if entry not in siblings:
             return  # it was removed while the on_idle of another one ran
         if any(not other.turns.idle for other in siblings):
@@ -301,7 +331,13 @@ class Dispatcher(Generic[T]):
                 other.turns.leave_alone()
 
     def _log_on_idle(self, drain: DrainTask[T], entry: HandlerEntry[T], error: BaseException) -> None:
-        log.warning("on_idle_failed", queue=self.name, worker=drain.index, handler=entry.label, **describe(error))
+        log.warning(
+            "on_idle_failed",
+            queue=self.name,
+            worker=drain.index,
+            handler=entry.label,
+            **describe(error, full=self._full_errors),
+        )
 
 
 def _own_list(

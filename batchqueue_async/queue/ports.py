@@ -20,6 +20,10 @@ class ThreadInbox(Protocol):
         """Take nothing in any more."""
         ...
 
+    def uncollected(self) -> int:
+        """How many items have come in that `collect` has not moved yet; from any thread, without a lock."""
+        ...
+
     def give_back(self) -> list[Any]:
         """What came in and the queue's loop has not seen."""
         ...

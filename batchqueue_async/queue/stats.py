@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchqueue_async._support.last_error import LastError
 
 _STEPS = 4
 _LOWEST = 1e-6
@@ -45,6 +48,13 @@ class Histogram:
         self.largest = max(self.largest, value)
         place = int(math.log2(value / _LOWEST) * _STEPS) + 1 if value > _LOWEST else 0
         self.buckets[place] = self.buckets.get(place, 0) + times
+
+    def copy(self) -> Histogram:
+        """The same counts, to be added to."""
+        other = Histogram()
+        other.buckets = self.buckets.copy()
+        other.count, other.total, other.largest = self.count, self.total, self.largest
+        return other
 
     def percentile(self, share: float) -> float:
         """The value that `share` of all values do not exceed, up to the width of its bucket."""
@@ -94,9 +104,11 @@ class Sizes:
         self.exact.clear()
 
     def summary(self) -> Distribution:
-        """A frozen summary of what was counted so far."""
-        self._fold()
-        return self._rest.summary()
+        """A frozen summary of what was counted so far; changes nothing, since other threads read it too."""
+        everything = self._rest.copy()
+        for size, times in list(self.exact.items()):
+            everything.record(size, times)
+        return everything.summary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +190,29 @@ class WorkerStats:
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerStats:
+    """The calls of one handler so far; estimates, by one round in eight, where a round makes more than 64 calls.
+
+    Example:
+        >>> HandlerStats(name="Span", calls=4, items=1_000, failed=0, seconds=0.5).seconds
+        0.5
+
+    Attributes:
+        name: the type's name, "consumer" or "fallback".
+        calls: how many calls have ended.
+        items: how many items they had.
+        failed: items of calls that failed or timed out; exact.
+        seconds: how long they took, the waits for their turn included.
+    """
+
+    name: str
+    calls: int
+    items: int
+    failed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class QueueStats:
     """A queue at one moment.
 
@@ -194,7 +229,7 @@ class QueueStats:
         2 accepted, 2 waiting
 
     The counts add up: `attempted == accepted + refused + dropped_before`, and
-    `accepted == handled + failed + unhandled + dropped_after + in_flight + used`.
+    `accepted == handled + failed + unhandled + dropped_after + undelivered + in_flight + used`.
 
     Attributes:
         name: the queue's name.
@@ -215,8 +250,11 @@ class QueueStats:
         partitions: a snapshot of each partition.
         workers: a snapshot of each drain task.
         batch_sizes: items per handler call.
-        loop_lag: seconds by which the queue's loop was late, as a bridge saw it; 0 without one.
+        loop_lag: seconds by which the queue's loop is late, as `peek` or a bridge saw it; else 0.
         queue_latency: seconds from produce to handler, measured once a round for the oldest item of the round.
+        handlers: the calls of each handler.
+        last_error: the newest error of a handler, its text without what could be payload; None if there was none.
+        age: seconds since the numbers were read; above 0 only where `peek` found none that added up.
     """
 
     name: str
@@ -238,6 +276,15 @@ class QueueStats:
     batch_sizes: Distribution
     queue_latency: Distribution
     loop_lag: float = 0.0
+    handlers: tuple[HandlerStats, ...] = field(default=(), repr=False)
+    last_error: LastError | None = None
+    age: float = 0.0
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether every accepted item is in exactly one place."""
+        done = self.handled + self.failed + self.unhandled + self.dropped_after + self.undelivered
+        return self.accepted == done + self.in_flight + self.used
 
     @property
     def dropped(self) -> int:

@@ -1,0 +1,179 @@
+"""A queue's statistics: read on its loop, or from any thread without waiting for the loop.
+
+The numbers are the parts' own, and only the queue's loop writes them. On the loop, between two steps, they add up. A
+reader on another thread may come amid a step; it sees that by the identity that does not hold, looks again, and
+otherwise gives the last snapshot that did add up, with its age. Nothing is written for a reader that never comes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from batchqueue_async.queue.stats import HandlerStats, PartitionStats, QueueStats, WorkerStats
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from batchqueue_async.queue.dispatch import Dispatcher
+    from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.ports import ThreadInbox
+    from batchqueue_async.queue.router import PartitionRouter
+    from batchqueue_async.queue.stats import Counters, Histogram, Sizes
+
+T = TypeVar("T")
+
+LOOKS = 4
+"""How often a reader on another thread looks for numbers that add up, before it gives older ones."""
+
+
+class LoopProbe:
+    """How late a loop is: a callback is sent to it whenever somebody asks, and the time until it runs is the lag.
+
+    An idle loop is asked nothing. The first answer is 0; while a callback is under way, its waiting time is the lag.
+    """
+
+    __slots__ = ("_asked", "_lag", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asked: float | None = None
+        self._lag = 0.0
+
+    def lag(self) -> float:
+        """Seconds by which the loop is late now, or was when it last answered; from any thread."""
+        asked, now = self._asked, time.monotonic()
+        if asked is not None:
+            return max(self._lag, now - asked)
+        self._asked = now
+        try:
+            self._loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:  # the loop has ended: nothing of it is late any more
+            self._asked = None
+            self._lag = 0.0
+        return self._lag
+
+    def _answer(self) -> None:
+        if self._asked is not None:
+            self._lag = time.monotonic() - self._asked
+            self._asked = None
+
+
+class QueueObserver(Generic[T]):
+    """Makes the snapshots of one queue."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        capacity: int,
+        counters: Counters,
+        sizes: Sizes,
+        latency: Histogram,
+        dispatcher: Dispatcher[T],
+        router: PartitionRouter[T],
+        drains: Sequence[DrainTask[T]],
+    ) -> None:
+        self._name = name
+        self._capacity = capacity
+        self._counters = counters
+        self._sizes = sizes
+        self._latency = latency
+        self._dispatcher = dispatcher
+        self._router = router
+        self._drains = drains
+        self._probe = LoopProbe(loop)
+        self._last: tuple[float, QueueStats] | None = None
+        self._undelivered = 0
+        self._inbox: ThreadInbox | None = None
+
+    def attach_inbox(self, inbox: ThreadInbox) -> None:
+        """Count what waits in the inbox of other threads, too."""
+        self._inbox = inbox
+
+    def end(self, undelivered: int) -> None:
+        """The shutdown is over, and gave so many items back."""
+        self._undelivered = undelivered
+
+    def peek(self) -> QueueStats:
+        """A snapshot, from any thread; never waits for the loop."""
+        lag = self._probe.lag()
+        for look in range(LOOKS):
+            if look:
+                time.sleep(0)  # let the loop finish the step that it is in
+            try:
+                stats = self.read(lag)
+            except RuntimeError:  # a table grew while it was read
+                continue
+            if stats.adds_up:
+                self._last = (time.monotonic(), stats)
+                return stats
+        if self._last is not None:
+            read_at, last = self._last
+            return replace(last, age=time.monotonic() - read_at, loop_lag=lag)
+        return self.read(lag)
+
+    def read(self, loop_lag: float = 0.0) -> QueueStats:
+        """The numbers as they stand."""
+        counters = self._counters
+        partitions = tuple(self._router.partitions)
+        # Each number is read once: what is added up is what is shown.
+        each_partition = tuple(_partition(each) for each in partitions)
+        each_worker = tuple(_worker(each) for each in tuple(self._drains))
+        moving = sum(len(migration.items) for migration in tuple(self._router.migrations))
+        # What threads have put in and the loop has not collected is accepted, and waits.
+        waiting_outside = 0 if self._inbox is None else self._inbox.uncollected()
+        used = sum(each.used for each in each_partition) + moving + waiting_outside
+        accepted = sum(each.accepted for each in each_partition) + moving + waiting_outside + counters.dropped_at_door
+        since = [partition.since for partition, stats in zip(partitions, each_partition, strict=True) if stats.used]
+        now = self._drains[0].clock()
+        return QueueStats(
+            name=self._name,
+            attempted=accepted + counters.refused + counters.dropped_before,
+            accepted=accepted,
+            refused=counters.refused,
+            dropped_before=counters.dropped_before,
+            dropped_after=counters.dropped_after,
+            handled=counters.handled,
+            failed=counters.failed,
+            unhandled=counters.unhandled,
+            in_flight=sum(each.in_flight for each in each_worker),
+            undelivered=self._undelivered,
+            used=used,
+            capacity=len(partitions) * self._capacity,
+            oldest_age=max(0.0, now - min(since)) if since else 0.0,
+            partitions=each_partition,
+            workers=each_worker,
+            batch_sizes=self._sizes.summary(),
+            queue_latency=self._latency.summary(),
+            loop_lag=loop_lag,
+            handlers=tuple(
+                HandlerStats(each.label, each.calls, each.items, each.failed, each.seconds)
+                for each in self._dispatcher.all_entries()
+            ),
+            last_error=self._dispatcher.errors.last(),
+        )
+
+
+def _partition(each: Any) -> PartitionStats:
+    return PartitionStats(
+        index=each.index,
+        used=each.qsize(),
+        capacity=each.capacity,
+        accepted=each.accepted,
+        owner=each.owner.index if each.owner is not None else -1,
+        waiting=each.waiting,
+    )
+
+
+def _worker(each: Any) -> WorkerStats:
+    return WorkerStats(
+        index=each.index,
+        partitions=len(each.partitions),
+        taken=each.taken,
+        busy=each.busy,
+        in_flight=each.in_flight,
+    )
