@@ -30,6 +30,10 @@ class Observable(Protocol):
 class Registered(NamedTuple):
     """One thing that has statistics.
 
+    Example:
+        >>> Registered("queue", "spans", object()).kind
+        'queue'
+
     Attributes:
         kind: what it is: "queue", "bridge", "durable_queue", "exporter" or "consumer".
         name: what it is called; unique for no kind but "queue", and there only within its manager.
@@ -88,7 +92,7 @@ class Registry:
         """What is alive now, in the order in which it came; of one kind, or of every."""
         with self._lock:
             held = list(self._things.values())
-        found = ((each, reference()) for each, reference in held if kind in {None, each})
+        found = ((each, reference()) for each, reference in held if kind is None or kind == each)
         return [Registered(each, thing.name, thing) for each, thing in found if thing is not None]
 
 
