@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
@@ -33,12 +33,13 @@ from batchqueue_async._support.checks import (
     Whole,
     default,
     faults_of,
+    named_fields,
     refuse,
     settle,
 )
 from batchqueue_async._support.handlers import handler_problem
 from batchqueue_async._support.wording import clip, closest, nearest, short
-from batchqueue_async.config_file import PREFIX, Setting, read_call, read_settings
+from batchqueue_async.config_file import PREFIX, Section, Setting, read_call, read_settings
 from batchqueue_async.errors import ConfigError, ConfigFault
 from batchqueue_async.policies import (
     MOST_PARTITIONS,
@@ -144,6 +145,7 @@ class SharedScheduler:
     policy: WorkerPolicy
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerRetry:
     """When a batch comes again whose handler raised `RetryableError`, or whose `on_error` asked for it.
@@ -196,6 +198,7 @@ class _Settled(NamedTuple):
     overflow: Overflow
 
 
+@named_fields
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig(Generic[T]):
     """Everything that can be said about a queue; `validate` says what is wrong with it.
@@ -372,11 +375,12 @@ class _Policy(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Section(Kind):
+class _Nested(Kind):
     """An object with fields of its own; in a file it is a mapping.
 
     Attributes:
-        rules: of its fields; all of them are needed if the class has no defaults for them.
+        rules: of its fields.
+        needed: the fields that have no default.
     """
 
     rules: Mapping[str, Rule]
@@ -390,47 +394,52 @@ class _Section(Kind):
             names = ", ".join(f"{name}: ..." for name in self.rules)
             raise UnreadableError(Problem("is not a mapping", f"write {{{names}}}"))
         section: Mapping[Any, Any] = {**value}
-        problems = [
-            Problem("is unknown", nearest(str(name), self.rules), f".{clip(str(name))}", "")
-            for name in section
-            if name not in self.rules
-        ]
-        problems += [
-            Problem("is missing", f"write {name}: ...", f".{name}", "") for name in self.needed if name not in section
-        ]
+        places = value.places if isinstance(value, Section) else {}
+        problems = list(self._misnamed(section))
         values: dict[str, Any] = {}
         for name, rule in self.rules.items():
             if name in section:
-                try:
-                    # A mapping in the environment is JSON, so its numbers are numbers.
-                    values[name] = rule.read(section[name], "file" if layer == "environment" else layer)
-                except UnreadableError as error:
-                    shown = short(section[name])
-                    problems += [
-                        each._replace(path=f".{name}{each.path}", value=shown if each.value is None else each.value)
-                        for each in error.problems
-                    ]
-        if problems:
-            raise UnreadableError(*problems)
-        return self._make(values)
+                # A mapping in the environment is JSON, so its numbers are numbers.
+                values[name], found = _read_inner(rule, name, section[name], "code" if layer == "code" else "file")
+                problems += found
+        if not problems:
+            try:
+                return self.wanted(**values)
+            except ConfigError as error:
+                problems = [Problem(each.rule, each.way_out, f".{each.path}", each.value) for each in error.faults]
+        raise UnreadableError(*[each._replace(origin=places.get(each.path.split(".")[1])) for each in problems])
 
     def judge(self, name: str, value: Any) -> Iterator[Problem]:
         """It is an object of the class, and its fields are sound."""
-        # Not by name: in a dataclass with slots, super() without arguments would mean the class before them.
-        yield from Kind.judge(self, name, value)
+        yield from Kind.judge(self, name, value)  # super() means another class where a dataclass has slots
         if isinstance(value, self.wanted):
             for inner, rule in self.rules.items():
                 held = getattr(value, inner)
-                for each in rule.problems(f"{name}.{inner}", held):
-                    shown = short(held) if each.value is None else each.value
-                    yield each._replace(path=f".{inner}{each.path}", value=shown)
+                yield from _inside(inner, held, rule.problems(inner, held))
 
-    def _make(self, values: dict[str, Any]) -> Any:
-        try:
-            return self.wanted(**values)
-        except ConfigError as error:
-            problems = (Problem(each.rule, each.way_out, f".{each.path}", each.value) for each in error.faults)
-            raise UnreadableError(*problems) from None
+    def _misnamed(self, section: Mapping[Any, Any]) -> Iterator[Problem]:
+        for name in section:
+            if name not in self.rules:
+                yield Problem("is unknown", nearest(str(name), self.rules), f".{clip(str(name))}", "")
+        for name in self.needed:
+            if name not in section:
+                yield Problem("is missing", f"write {name}: ...", f".{name}", "")
+
+
+def _read_inner(rule: Rule, name: str, value: Any, layer: Layer) -> tuple[Any, list[Problem]]:
+    """The value of a field inside another one, and what is wrong with it."""
+    try:
+        read = rule.read(value, layer)
+        problems = list(rule.problems(name, read))
+    except UnreadableError as error:
+        read, problems = None, [*error.problems]
+    return read, list(_inside(name, value, problems))
+
+
+def _inside(name: str, value: Any, problems: Iterable[Problem]) -> Iterator[Problem]:
+    """What is wrong with a field, said of the object that it is in."""
+    for each in problems:
+        yield each._replace(path=f".{name}{each.path}", value=short(value) if each.value is None else each.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,7 +564,7 @@ _WORKERS = _Policy(
 )
 _RULES: dict[str, Rule] = {
     "workers": replace(_WORKERS, optional=True),
-    "scheduler": _Section(
+    "scheduler": _Nested(
         wanted=SharedScheduler,
         example=_scheduler_example,
         rules={"name": _Text(), "policy": _WORKERS},
@@ -587,7 +596,7 @@ _RULES: dict[str, Rule] = {
     "size_of": _SizeOf(parameters=("item",), may_be_class=True, optional=True),
     "feeds": _Names(),
     "log_errors": Choice(words=("redacted", "full")),
-    "retry": _Section(wanted=HandlerRetry, example=_retry_example, rules=_HANDLER_RETRY_RULES),
+    "retry": _Nested(wanted=HandlerRetry, example=_retry_example, rules=_HANDLER_RETRY_RULES),
 }
 _FIELDS = tuple(_RULES)
 

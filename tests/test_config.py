@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import pickle
 
 import pytest
 
@@ -126,7 +127,7 @@ async def test_every_rule_has_its_message(field, value, rule):
         ({"feeds": ("rows", "spans")}, "feeds=('rows', 'spans') names the queue itself; name only other queues"),
         (
             {"scheduler": bq.SharedScheduler("", POLICY)},
-            "queue 'spans': scheduler.name='' is not a name; set scheduler.name to a text",
+            "queue 'spans': scheduler.name='' is not a name; set name to a text",
         ),
         (
             {"scheduler": bq.SharedScheduler("IO", 3)},
@@ -215,3 +216,199 @@ def test_differences_name_the_fields():
     assert bq.QueueConfig(selector=bq.round_robin()).differences(bq.QueueConfig(selector=bq.round_robin())) == []
     assert bq.QueueConfig(consumer=HANDLER).differences(bq.QueueConfig(selector=bq.round_robin())) == ["consumer"]
     assert bq.QueueConfig(overflow="reject").differences(bq.QueueConfig()) == ["strategy", "overflow"]
+
+
+# -- all faults at once ------------------------------------------------------------------------------------------------
+
+
+def faults_of(make):
+    with pytest.raises(bq.ConfigError) as caught:
+        make()
+    return caught.value.faults
+
+
+def test_all_faults_of_a_queue_are_said_at_once():
+    config = bq.QueueConfig(max_batch=0, linger="soon", min_idle=1.0, workers=4, feeds="spans", consumer=print)
+    with pytest.raises(bq.ConfigError) as caught:
+        config.validate("spans")
+    assert str(caught.value) == (
+        "6 faults in the configuration:\n"
+        "  queue 'spans': workers=4 is not a WorkerPolicy; give WorkerPolicy.fixed(4) or None\n"
+        "  queue 'spans': consumer=print is a plain function, and would block the event loop; "
+        "wrap it: bq.in_thread(print), or make it async def\n"
+        "  queue 'spans': max_batch=0 is below 1; set max_batch to 1 or more\n"
+        "  queue 'spans': linger='soon' is not a finite number of seconds; "
+        "give seconds as a float, or a text such as '250ms'\n"
+        "  queue 'spans': max_idle=0.05 is below min_idle=1.0; raise max_idle\n"
+        "  queue 'spans': feeds=('spans',) names the queue itself; name only other queues"
+    )
+    assert caught.value.faults[2] == bq.ConfigFault(
+        owner="queue 'spans'", path="max_batch", value="0", rule="is below 1", way_out="set max_batch to 1 or more"
+    )
+
+
+def test_one_fault_is_one_line():
+    with pytest.raises(bq.ConfigError) as caught:
+        bq.QueueConfig(max_batch=0).validate("spans")
+    assert str(caught.value) == "queue 'spans': max_batch=0 is below 1; set max_batch to 1 or more"
+    assert [str(fault) for fault in caught.value.faults] == [str(caught.value)]
+
+
+def test_a_name_that_is_none_is_said_with_the_rest():
+    assert [fault.path for fault in faults_of(lambda: bq.QueueConfig(max_batch=0).validate(""))] == [
+        "name",
+        "max_batch",
+    ]
+
+
+def test_rules_between_fields_look_at_sound_fields_alone():
+    assert [fault.path for fault in faults_of(lambda: bq.QueueConfig(min_idle="1", max_idle=0.1).validate("q"))] == [
+        "min_idle"
+    ]
+    config = bq.QueueConfig(overflow="all", strategy=bq.BufferStrategy.BLOCKING)
+    assert [fault.path for fault in faults_of(lambda: config.validate("q"))] == ["overflow"]
+
+
+@pytest.mark.parametrize(
+    ("make", "paths"),
+    [
+        (
+            lambda: bq.DurableConfig(order="key", max_bytes=1, overflow="wait", sync_interval=0),
+            ["sync_interval", "max_bytes", "overflow", "key"],
+        ),
+        (lambda: bq.DurableConfig(max_record="256MiB", key=len), ["key", "max_record"]),
+        (
+            lambda: bq.ExportConfig(
+                batch=500, workers=4, ordering="key", encode=str, path="x", failover=bq.FailoverPolicy()
+            ),
+            ["batch", "workers", "key", "encode", "failover", "failover", "failover"],
+        ),
+        (lambda: bq.RetryPolicy(initial=0, multiplier=0.5, jitter="yes"), ["initial", "multiplier", "jitter"]),
+        (lambda: bq.HandlerRetry(initial=0, max_attempts=10**6), ["initial", "max_attempts"]),
+        (lambda: bq.WorkerPolicy("x", -1, -1.0), ["kind", "base", "per_core"]),
+    ],
+)
+def test_all_faults_of_other_configurations_are_said_at_once(make, paths):
+    assert [fault.path for fault in faults_of(make)] == paths
+
+
+def test_a_long_list_of_faults_is_cut_and_kept():
+    error = bq.ConfigError.of(
+        bq.ConfigFault(path=f"field{number}", rule="is wrong", way_out="-") for number in range(75)
+    )
+    assert len(str(error).splitlines()) == 52
+    assert str(error).endswith("and 25 more; the error's `faults` has them all")
+    assert len(error.faults) == 75
+
+
+def test_an_error_travels_between_processes_with_its_faults():
+    (fault,) = faults_of(lambda: bq.QueueConfig(max_batch=0).validate("q"))
+    error = pickle.loads(pickle.dumps(bq.ConfigError.of([fault, fault])))
+    assert error.faults == (fault, fault)
+    assert str(error).startswith("2 faults")
+    assert bq.ConfigError("no").faults == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bq.QueueConfig(max_bacth=1), "QueueConfig: max_bacth is not a field of it; did you mean max_batch?"),
+        (lambda: bq.ExportConfig(retires=1), "ExportConfig: retires is not a field of it; did you mean retry?"),
+        (lambda: bq.DurableConfig(max_byte=1), "DurableConfig: max_byte is not a field of it; did you mean max_bytes?"),
+        (lambda: bq.DurableConfig.for_memory(max_byte=1), "DurableConfig: max_byte is not a field of it; did you"),
+        (lambda: bq.BatchPolicy(lingers=1), "BatchPolicy: lingers is not a field of it; did you mean linger?"),
+        (
+            lambda: bq.HandlerRetry(attempts=1),
+            "HandlerRetry: attempts is not a field of it; did you mean max_attempts?",
+        ),
+        (lambda: dataclasses.replace(bq.QueueConfig(), lingr=1), "lingr is not a field of it; did you mean linger?"),
+    ],
+)
+def test_a_misspelled_field_is_told_the_nearest_one(make, message):
+    with pytest.raises(bq.ConfigError) as caught:
+        make()
+    assert str(caught.value).startswith(message) or message in str(caught.value)
+    assert isinstance(caught.value, TypeError)  # as Python has it for any wrong argument
+
+
+def test_all_misspelled_fields_are_told_at_once():
+    assert [fault.path for fault in faults_of(lambda: bq.QueueConfig(max_bacth=1, lingr=2, linger=3))] == [
+        "max_bacth",
+        "lingr",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "example"),
+    [
+        ("batch", 500, "give BatchPolicy(max_records=500)"),
+        ("workers", 4, "give WorkerPolicy.fixed(4)"),
+        ("retry", 3, "give RetryPolicy(max_attempts=3)"),
+        ("breaker", 5, "give BreakerPolicy(threshold=5)"),
+        ("adaptive", 16, "give AdaptivePolicy(max_workers=16) or None"),
+        ("breaker", False, "give a BreakerPolicy"),
+        ("durable", "disk", "give a DurableConfig"),
+    ],
+)
+def test_where_a_policy_is_wanted_the_message_shows_one(field, value, example):
+    (fault,) = faults_of(lambda: bq.ExportConfig(**{field: value}))
+    assert fault.way_out == example
+
+
+# -- times, sizes, words -----------------------------------------------------------------------------------------------
+
+
+def test_times_and_sizes_as_texts_are_kept_as_numbers():
+    queue = bq.QueueConfig(linger="250ms", drain_timeout="1m30s", block_timeout="2s", buffer_bytes="16MiB", size_of=len)
+    assert (queue.linger, queue.drain_timeout, queue.block_timeout, queue.buffer_bytes) == (0.25, 90.0, 2.0, 2**24)
+    assert queue == dataclasses.replace(queue, linger=0.25, buffer_bytes=2**24)
+    queue.validate("q")
+    durable = bq.DurableConfig(max_bytes="1GiB", max_age="1d", sync_interval="100ms")
+    assert (durable.max_bytes, durable.max_age, durable.sync_interval) == (2**30, 86_400.0, 0.1)
+    export = bq.ExportConfig(max_bytes="64MB", send_timeout="10s", batch=bq.BatchPolicy(max_bytes="1MiB", linger="1s"))
+    assert (export.max_bytes, export.send_timeout, export.batch.max_bytes, export.batch.linger) == (
+        64_000_000,
+        10.0,
+        2**20,
+        1.0,
+    )
+    assert bq.RetryPolicy(initial="1s", max_delay="5m").max_delay == 300.0
+    assert bq.BreakerPolicy(reset_timeout="1m").reset_timeout == 60.0
+    assert bq.AdaptivePolicy(interval="500ms").interval == 0.5
+    assert bq.FailoverPolicy(interval="1s", max_bytes="1k").max_bytes == 1_000
+
+
+WORDS = ["block", "reject", "drop_oldest", "drop_newest"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_one_vocabulary_wherever_something_can_be_full(word, tmp_path):
+    strategies = dict(zip(WORDS, bq.BufferStrategy, strict=True))
+    assert bq.QueueConfig(overflow=word).strategy is strategies[word]
+    assert bq.QueueConfig(strategy=strategies[word]).overflow == word
+    assert bq.DurableConfig(overflow=word).overflow == word
+    assert bq.ExportConfig(overflow=word).overflow == word
+    path = tmp_path / "queues.yaml"
+    path.write_text(f"queues: {{q: {{overflow: {word}}}}}")
+    assert bq.load_config(path, environ={})["q"] == bq.QueueConfig(strategy=strategies[word])
+
+
+@pytest.mark.parametrize("kind", [bq.QueueConfig, bq.DurableConfig, bq.ExportConfig])
+def test_other_words_are_told_the_nearest(kind):
+    with pytest.raises(
+        bq.ConfigError, match=r"overflow='drop_old' is unknown; did you mean drop_oldest\? or choose one"
+    ):
+        getattr(kind(overflow="drop_old"), "validate", print)("q")
+
+
+def test_feeds_are_names_once_each():
+    assert bq.QueueConfig(feeds="rows").feeds == ("rows",)
+    assert bq.QueueConfig(feeds=["rows", "logs", "rows"]).feeds == ("rows", "logs")
+    assert bq.QueueConfig(feeds=("rows",)) == bq.QueueConfig(feeds={"rows"})
+
+
+def test_the_delays_of_a_retry_grow_to_their_limit():
+    retry = bq.HandlerRetry(initial=0.5, multiplier=3.0, max_delay="10s")
+    assert [retry.delay(attempt) for attempt in range(1, 6)] == [0.5, 1.5, 4.5, 10.0, 10.0]
+    assert bq.HandlerRetry(multiplier=1e9, max_attempts=1_000).delay(1_000) == 5.0
+    assert bq.HandlerRetry(multiplier=1.0).delay(1_000) == 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import string
 import sys
 from dataclasses import fields
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import batchqueue_async as bq
 from batchqueue_async import config, config_file
+from batchqueue_async._support import wording
 
 EVERYTHING = """
 queues:
@@ -240,7 +242,7 @@ queues:
         ("scheduler: {name: IO}", "scheduler.policy is missing; write policy: ..."),
         ("scheduler: {name: IO, policy: 1, size: 2}", "scheduler.size is unknown; there are name, policy"),
         ("scheduler: {name: IO, policy: 0}", "scheduler.policy=0 has count=0, which is below 1"),
-        ("scheduler: {name: 5, policy: 1}", "scheduler.name=5 is not a name; set scheduler.name to a text"),
+        ("scheduler: {name: 5, policy: 1}", "scheduler.name=5 is not a name; set name to a text"),
         ("overflow: drop_first", "overflow='drop_first' is unknown; did you mean drop_"),
         ("buffer_bytes: 16 MB", "buffer_bytes='16 MB' is given without size_of; give a function from an item"),
         (
@@ -256,14 +258,14 @@ queues:
             "retry: 5",
             "retry=5 is not a mapping; write {initial: ..., multiplier: ..., max_delay: ..., max_attempts: ...}",
         ),
-        ("retry: {initial: 0}", "retry.initial=0.0 is not above 0"),
+        ("retry: {initial: 0}", "retry.initial=0 is not above 0"),
         ("retry: {intial: 1}", "retry.intial is unknown; did you mean initial?"),
         ("retry: null", "retry=None is not a HandlerRetry; give HandlerRetry(max_attempts=5)"),
     ],
 )
 def test_what_is_wrong_in_a_file(refuse, section, expected):
     message = refuse(f"queues:\n  spans:\n    {section}\n")
-    assert "queues.yaml, line 3, column 5: queue 'spans': " in message
+    assert re.search(r"queues\.yaml, line 3, column [0-9]+: queue 'spans': ", message)
     assert expected in message
 
 
@@ -498,3 +500,189 @@ def test_the_limits_leave_room_for_real_files(load):
     text = "queues:\n" + "".join(f"  queue-{number}: {{max_batch: 5, linger: 0.1}}\n" for number in range(500))
     assert len(load(text)) == 500
     assert config_file.MAX_DEPTH > 5
+
+
+# -- all faults at once ------------------------------------------------------------------------------------------------
+
+WRONG = """\
+queues:
+  spans:
+    max_bacth: 500
+    linger: soon
+    retry:
+      initial: 0
+      attempts: 3
+  logs: &logs
+    scheduler: {name: IO, policy: none}
+    consumer: os.remove
+  traces:
+    <<: *logs
+    max_batch: 1
+qeues: {}
+"""
+
+
+def faults(path, **options):
+    with pytest.raises(bq.ConfigError) as caught:
+        config.load_config(path, **{"environ": {}} | options)
+    return [str(fault).replace(f"{path}, ", "") for fault in caught.value.faults]
+
+
+def test_all_queues_and_all_layers_are_judged_at_once(tmp_path):
+    path = tmp_path / "queues.yaml"
+    path.write_text(WRONG)
+    environ = {
+        "BATCHQUEUE_QUEUES__LOGS__MAX_BATCH": "many",
+        "BATCHQUEUE_QUEUES__SPANS__PARTITIONS": "{",
+        "BATCHQUEUE_MAX_BATCH": "5",
+    }
+    overrides = {"logs": {"consumer": print}, "more": {"min_idle": 1}, "spans": {"max_idle": "2m"}, "": 5}
+    found = faults(path, environ=environ, overrides=overrides)
+    truncated = "BATCHQUEUE_QUEUES__SPANS__PARTITIONS"
+    assert [fault.partition("; ")[0] for fault in found] == [
+        "line 14, column 1: qeues is not a section of the file",
+        "overrides: queue '': 5 is not a mapping",
+        "environment variable BATCHQUEUE_MAX_BATCH: is not a setting of a queue",
+        f"environment variable {truncated}: begins with a brace and is not JSON (Input data was truncated)",
+        "line 3, column 5: queue 'spans': max_bacth is not a field of a queue",
+        "line 4, column 5: queue 'spans': linger='soon' is not a finite number of seconds",
+        "line 7, column 7: queue 'spans': retry.attempts is unknown",
+        "line 6, column 7: queue 'spans': retry.initial=0 is not above 0",
+        "line 9, column 27: queue 'logs': scheduler.policy='none' asks for none, which is unknown",
+        "overrides: queue 'logs': consumer=print is a plain function, and would block the event loop",
+        "environment variable BATCHQUEUE_QUEUES__LOGS__MAX_BATCH: queue 'logs': max_batch='many' is not a whole number",
+        "line 9, column 27: queue 'traces': scheduler.policy='none' asks for none, which is unknown",
+        "line 10, column 5: queue 'traces': consumer is code, which no file or variable can hold",
+        "queue '': name='' is not a printable text",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["queues: {a: [1}", "queues: !tag {a: {max_idle: 1}}", "queues: {a: {max_idle: !x 1}}"]
+)
+def test_what_a_broken_file_may_have_held_is_not_guessed_at(tmp_path, text):
+    path = tmp_path / "queues.yaml"
+    path.write_text(text)
+    environ = {"BATCHQUEUE_QUEUES__A__MIN_IDLE": "0.5", "BATCHQUEUE_QUEUES__A__MAX_BATCH": "0"}
+    found = faults(path, environ=environ)
+    # Nothing about min_idle=0.5 and max_idle, which the file may set.
+    assert [fault.partition(":")[0].split(",")[0] for fault in found] == [
+        "line 1",
+        "environment variable BATCHQUEUE_QUEUES__A__MAX_BATCH",
+    ]
+
+
+def test_a_misspelled_field_is_not_held_against_its_partner(tmp_path):
+    path = tmp_path / "queues.yaml"
+    path.write_text("queues: {a: {min_idle: 1, max_idel: 2}}")
+    (fault,) = faults(path)
+    assert fault.endswith("max_idel is not a field of a queue; did you mean max_idle?")
+
+
+def test_every_tag_and_every_name_that_is_there_twice(tmp_path):
+    path = tmp_path / "queues.yaml"
+    path.write_text("queues:\n  a: {linger: !x 1, max_batch: 1, max_batch: 2}\n  b: {? [a] : 1, feeds: [!y c, 5]}\n")
+    assert [fault.partition(": ")[0] for fault in faults(path)] == [
+        "line 2, column 15",
+        "line 2, column 35",
+        "line 3, column 9",
+        "line 3, column 26",
+        "line 3, column 18",
+    ]
+
+
+settings = {
+    "max_batch": 0,
+    "linger": "soon",
+    "workers": "cores(2)",
+    "strategy": "all",
+    "retry": {"initial": -1},
+    "feeds": [""],
+    "buffer_bytes": "much",
+    "lingr": 1,
+    "consumer": "print",
+    "log_errors": True,
+}
+
+
+@given(st.dictionaries(names, st.sets(st.sampled_from(list(settings)), min_size=1), min_size=1, max_size=3))
+def test_every_fault_of_a_file_is_found_and_nothing_else(tmp_path_factory, queues):
+    path = tmp_path_factory.getbasetemp() / "wrong.yaml"
+    sections = {queue: {field: settings[field] for field in wrong} | {"max_idle": 1} for queue, wrong in queues.items()}
+    path.write_text(yaml.safe_dump({"queues": sections}, allow_unicode=True), encoding="utf-8")
+    with pytest.raises(bq.ConfigError) as caught:
+        config.load_config(path, environ={})
+    found = {(fault.owner, fault.path.partition(".")[0]) for fault in caught.value.faults}
+    assert found == {(wording.clip(f"queue {queue!r}"), field) for queue, wrong in queues.items() for field in wrong}
+    assert len(caught.value.faults) == len(found)
+    assert all(fault.origin.startswith(str(path)) and fault.way_out for fault in caught.value.faults)
+
+
+# -- variables that mean nothing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "way_out"),
+    [
+        ("BATCHQUEUE_QUEUE__SPANS__MAX_BATCH", "did you mean BATCHQUEUE_QUEUES__SPANS__MAX_BATCH?"),
+        ("BATCHQUEUE_QUEUES_SPANS_MAX_BATCH", "write BATCHQUEUE_QUEUES__<QUEUE>__<FIELD>=<value>, or unset it"),
+        ("BATCHQUEUE_MAX_BATCH", "write BATCHQUEUE_QUEUES__<QUEUE>__MAX_BATCH=<value>, or unset it"),
+        ("BATCHQUEUE_MAX_BACTH", "write BATCHQUEUE_QUEUES__<QUEUE>__MAX_BATCH=<value>, or unset it"),
+        ("BATCHQUEUE_PASSWORD", "write BATCHQUEUE_QUEUES__<QUEUE>__<FIELD>=<value>, or unset it"),
+        ("BATCHQUEUE_", "write BATCHQUEUE_QUEUES__<QUEUE>__<FIELD>=<value>, or unset it"),
+        ("batchqueue_queues__a__linger", "did you mean BATCHQUEUE_QUEUES__A__LINGER?"),
+        ("Batchqueue_Queue__a__linger", "did you mean BATCHQUEUE_QUEUES__A__LINGER?"),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_a_fault(variable, way_out):
+    with pytest.raises(bq.ConfigError) as caught:
+        config.load_config(environ={variable: "hunter2", "PATH": "/bin"})
+    assert str(caught.value) == f"environment variable {variable}: is not a setting of a queue; {way_out}"
+
+
+SERVICE = {
+    "SERVICE_HOST": "10.0.0.1",
+    "SERVICE_PORT": "80",
+    "SERVICE_PORT_HTTP_ALT": "80",
+    "PORT": "tcp://10.0.0.1:80",
+    "PORT_80_TCP": "tcp://10.0.0.1:80",
+    "PORT_80_TCP_PROTO": "tcp",
+    "PORT_80_TCP_PORT": "80",
+    "PORT_53_UDP_ADDR": "10.0.0.1",
+}
+
+
+@pytest.mark.parametrize("service", ["BATCHQUEUE_", "BATCHQUEUE_METRICS_", "BATCHQUEUE_MY_2ND_"])
+def test_what_kubernetes_sets_for_its_services_is_passed_over(service):
+    environ = {f"{service}{name}": value for name, value in SERVICE.items()}
+    assert config.load_config(environ=environ) == {}
+
+
+def test_under_a_prefix_of_its_own_a_program_has_other_variables_too():
+    environ = {"MYAPP_DATABASE": "x", "MYAPP_DATABASE__URL": "x", "BATCHQUEUE_X": "y", "MYAPP_QUEUES__A__LINGER": "1"}
+    assert config.load_config(environ=environ, prefix="MYAPP_") == {"a": bq.QueueConfig(linger=1.0)}
+    with pytest.raises(bq.ConfigError, match=r"MYAPP_QUEUE__A__LINGER: .*; did you mean MYAPP_QUEUES__A__LINGER\?"):
+        config.load_config(environ=environ | {"MYAPP_QUEUE__A__LINGER": "1"}, prefix="MYAPP_")
+
+
+def test_two_variables_for_one_field_are_a_fault():
+    environ = {"BATCHQUEUE_QUEUES__A__LINGER": "1", "BATCHQUEUE_QUEUES__a__linger": "2"}
+    with pytest.raises(bq.ConfigError, match=r"QUEUES__a__linger: sets what BATCHQUEUE_QUEUES__A__LINGER sets; unset"):
+        config.load_config(environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"A__WORKERS": "postgres://app:hunter2@db/shop"}, "workers=<text of 30 characters> is not understood"),
+        ({"A__SCHEDULER": '{"name": "IO", "password": "hunter2"}'}, "scheduler.password is unknown; there are name"),
+        ({"A__RETRY": '{"api_key": "hunter2"}'}, "retry.api_key is unknown"),
+        ({"A__CONSUMER": "hunter2"}, "consumer is code"),
+        ({"A__LINGER": "token=hunter2"}, "linger=<text of 13 characters> is not a finite number of seconds"),
+    ],
+)
+def test_no_secret_is_quoted(environ, expected):
+    with pytest.raises(bq.ConfigError) as caught:
+        config.load_config(environ={f"BATCHQUEUE_QUEUES__{name}": value for name, value in environ.items()})
+    assert expected in str(caught.value)
+    assert "hunter2" not in str(caught.value) + repr(caught.value.faults)

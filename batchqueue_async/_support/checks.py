@@ -7,14 +7,15 @@ fields besides, and raises one `ConfigError` that names every fault.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from batchqueue_async._support import units
 from batchqueue_async._support.handlers import error_handler_problem, function_problem, handler_problem
-from batchqueue_async._support.wording import nearest, short
+from batchqueue_async._support.wording import clip, nearest, short
 from batchqueue_async.errors import ConfigError, ConfigFault
 
 if TYPE_CHECKING:
@@ -68,12 +69,14 @@ class Problem(NamedTuple):
     Attributes:
         path: the way to the part of the value that is wrong, such as ".policy"; "" for the value itself.
         value: that part, as text; None where it is the value itself, "" where it is better not shown.
+        origin: where that part was set; None where the value was.
     """
 
     rule: str
     way_out: str
     path: str = ""
     value: str | None = None
+    origin: str | None = None
 
 
 class UnreadableError(Exception):
@@ -407,9 +410,40 @@ class Checkup:
                 rule=problem.rule,
                 way_out=problem.way_out,
                 owner=self._subject,
-                origin=origin or None,
+                origin=problem.origin or origin or None,
             )
         )
+
+
+C = TypeVar("C")
+
+
+def named_fields(kind: type[C]) -> type[C]:
+    """Class decorator for a configuration: a misspelled field is an error that names the one that was meant."""
+    make: Any = kind.__init__
+    known = [field.name for field in fields(cast("Any", kind)) if not field.name.startswith("_")]
+
+    @functools.wraps(make)
+    def __init__(self: object, *values: Any, **named: Any) -> None:  # noqa: N807 - it takes the place of one
+        try:
+            make(self, *values, **named)
+        except TypeError:
+            unknown = [name for name in named if name not in known and not name.startswith("_")]
+            if not unknown:
+                raise
+            raise UnknownFieldError.of(
+                ConfigFault(
+                    owner=kind.__name__, path=clip(name), rule="is not a field of it", way_out=nearest(name, known)
+                )
+                for name in unknown
+            ) from None
+
+    kind.__init__ = __init__  # type: ignore[method-assign]
+    return kind
+
+
+class UnknownFieldError(ConfigError, TypeError):
+    """A configuration was made with a field that it does not have: for Python's own part, a wrong argument."""
 
 
 def refuse(faults: Iterable[ConfigFault]) -> None:

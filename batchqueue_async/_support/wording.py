@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import re
 import reprlib
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,13 @@ def short(value: object) -> str:
         >>> short("many"), short(list(range(100))), short("postgres://app:hunter2@db/shop")
         ("'many'", '[0, 1, 2, 3, 4, 5, ...]', '<text of 30 characters>')
     """
-    return _shortener.repr(value)
+    return clip(_shortener.repr(value), 2 * _LONGEST)
 
 
-def clip(text: str) -> str:
+def clip(text: str, most: int = _LONGEST) -> str:
     """A name, or something else that is no secret, in a message: on one line, and not too long."""
     line = text if text.isprintable() else repr(text)
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -64,6 +65,7 @@ class _Shortener(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
+        self.maxlevel = 3
         self.maxstring = _LONGEST // 2
         self.maxother = _LONGEST
 
@@ -80,18 +82,26 @@ class _Shortener(reprlib.Repr):
         return super().repr_int(x, level) if x.bit_length() <= _MOST_BITS else f"<int of {x.bit_length()} bits>"
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        hidden = {key: _Hidden() if isinstance(key, str) and _SECRET_WORD.search(key) else x[key] for key in x}
-        return super().repr_dict(hidden, level)
+        if level <= 0:
+            return "{...}"
+        pairs = [self._pair(key, x[key], level - 1) for key in itertools.islice(x, self.maxdict)]
+        return f"{{{', '.join([*pairs, '...'] if len(x) > self.maxdict else pairs)}}}"
+
+    def _pair(self, key: object, value: object, level: int) -> str:
+        """Names are no secrets, but say which values are."""
+        if not isinstance(key, str):
+            return f"{self.repr1(key, level)}: {self.repr1(value, level)}"
+        return f"{clip(repr(key))}: {'<hidden>' if _SECRET_WORD.search(key) else self.repr1(value, level)}"
+
+    def repr_instance(self, x: object, level: int) -> str:
+        text = super().repr_instance(x, level)
+        is_secret = _SECRET_SHAPE.search(text) or _SECRET_WORD.search(text)
+        return f"<{type(x).__name__} object>" if is_secret else text
 
     def repr_function(self, x: Any, level: int) -> str:  # noqa: ARG002 - reprlib's signature
         return name_of(x)
 
     repr_builtin_function_or_method = repr_method = repr_type = repr_function
-
-
-class _Hidden:
-    def __repr__(self) -> str:
-        return "<hidden>"
 
 
 _shortener = _Shortener()

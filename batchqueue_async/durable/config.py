@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -23,14 +23,13 @@ from batchqueue_async._support.checks import (
     Size,
     Whole,
     default,
+    named_fields,
     require,
     settle,
 )
-from batchqueue_async._support.wording import nearest
 from batchqueue_async.durable.disk import compression as codecs
 from batchqueue_async.durable.disk.format import DATA_START, FOOTER, MAX_FRAME, frame_size
 from batchqueue_async.durable.state.frame import ALWAYS, INTERVAL, OS
-from batchqueue_async.errors import ConfigError
 from batchqueue_async.policies import OVERFLOWS, Overflow
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ _RESERVE = 16
 LEAST_BYTES = 4 * _KIB
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableConfig:
     """How a durable queue behaves.
@@ -111,7 +111,7 @@ class DurableConfig:
             rule = f"does not go with order={self.order!r}"
             check.fault("key", rule, "give a function with order='key' alone", besides=("order",))
         if check.sound("max_record") and frame_size(1, self.max_record) > MAX_FRAME:
-            check.fault("max_record", f"is above {MAX_FRAME // 2}, half of the largest frame", "store a reference")
+            check.fault("max_record", f"does not fit the largest frame, {MAX_FRAME} bytes", "store a reference")
         check.finish()
         codecs.require(self.compression)
 
@@ -147,10 +147,6 @@ class DurableConfig:
         """
         require("DurableConfig", "share", share, Real(most=1.0))
         require("DurableConfig", "limit_ratio", limit_ratio, Real(most=1.0))
-        known = {field.name for field in fields(cls)}
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"DurableConfig: {name} is not a field of it; {nearest(name, sorted(known))}")
         usable = (memory_limit() if limit is None else limit) * limit_ratio
         return cls(memory_bytes=max(1, int(usable * share)), **options)
 

@@ -21,6 +21,7 @@ from batchqueue_async._support.checks import (
     Seconds,
     Whole,
     default,
+    named_fields,
     settle,
 )
 from batchqueue_async.durable.config import DurableConfig
@@ -52,6 +53,7 @@ _BREAKER = BreakerPolicy()
 _WORKERS = WorkerPolicy.cpu_cores(2)
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportConfig:
     """Everything that can be said about an exporter.

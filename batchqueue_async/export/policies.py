@@ -19,6 +19,7 @@ from batchqueue_async._support.checks import (
     Size,
     Whole,
     default,
+    named_fields,
     settle,
 )
 from batchqueue_async.policies import MOST_WORKERS, available_cpus
@@ -31,6 +32,7 @@ WORKERS_PER_CORE = 4
 FAILOVER_BYTES = 256 * _MIB
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPolicy:
     """What a batch for the sink is made of: records of several `consume` calls, or a part of one.
@@ -62,6 +64,7 @@ _BATCH_RULES: dict[str, Rule] = {
 }
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryBudget:
     """How many batches may be sent again while they fail: a bucket of tokens, one for each repetition.
@@ -91,6 +94,7 @@ _BUDGET_RULES: dict[str, Rule] = {"per_second": Real(), "share": Real(above=Fals
 _BUDGET = RetryBudget()
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """When a batch that failed is sent again, and when no more.
@@ -141,6 +145,7 @@ _RETRY_RULES: dict[str, Rule] = {
 }
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerPolicy:
     """When sending stops because the destination is not well.
@@ -175,6 +180,7 @@ _BREAKER_RULES: dict[str, Rule] = {
 }
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptivePolicy:
     """How the number of workers follows the destination: one more while it keeps up, a share less when it doesn't.
@@ -226,6 +232,7 @@ _ADAPTIVE_RULES: dict[str, Rule] = {
 }
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPolicy:
     """A pipeline of two stages: preparers, which compute in threads, and senders, which wait for the network.
@@ -274,6 +281,7 @@ _SPLIT_RULES: dict[str, Rule] = {
 }
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverPolicy:
     """A last place in memory for batches that ran out of attempts, for exporters without a disk.

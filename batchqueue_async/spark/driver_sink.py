@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from batchqueue_async._support import log
-from batchqueue_async.config import QueueConfig, is_handler
+from batchqueue_async._support.checks import HandlerRule, require
+from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks.base import BatchKey, Sink
 from batchqueue_async.spark import process_bridge
@@ -150,8 +151,7 @@ class DriverSink:
     def _check_target(self, consumer: object, sink: object) -> None:
         if sink is not None and not isinstance(sink, Sink):
             raise ConfigError(f"DriverSink {self.name!r}: sink={sink!r} is none: it needs async open, send and close")
-        if consumer is not None and not is_handler(consumer):
-            raise ConfigError(f"DriverSink {self.name!r}: consumer={consumer!r} is none; give an async callable(batch)")
+        require(f"DriverSink {self.name!r}", "consumer", consumer, HandlerRule(optional=True))
 
     # -- one batch -----------------------------------------------------------------------------------------------
 

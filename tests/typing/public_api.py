@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_type
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, assert_type
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.memory import MemorySink
@@ -81,6 +81,40 @@ def configurations() -> None:
     bq.QueueConfig[Span](consumer=bq.in_thread(print))
     configs = bq.load_config("queues.yaml", overrides={"spans": {"max_batch": 5}})
     assert_type(configs["spans"].max_batch, int)
+
+    texts = bq.QueueConfig[Span](
+        linger="50ms",
+        block_timeout="1m",
+        overflow="drop_oldest",
+        buffer_bytes="16MiB",
+        size_of=lambda span: len(span.name),
+        feeds="rows",
+        log_errors="full",
+        retry=bq.HandlerRetry(initial="100ms", max_attempts=3),
+    )
+    assert_type(texts.linger, float)
+    assert_type(texts.block_timeout, float | None)
+    assert_type(texts.strategy, bq.BufferStrategy)
+    assert_type(texts.overflow, Literal["block", "reject", "drop_oldest", "drop_newest"])
+    assert_type(texts.buffer_bytes, int | None)
+    assert_type(texts.feeds, tuple[str, ...])
+    assert_type(texts.make_selector(), bq.Selector[Span])
+    assert_type(replace(texts, feeds=["rows", "logs"]), bq.QueueConfig[Span])
+    bq.QueueConfig[Span](linger=[1])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    bq.QueueConfig[Span](overflow="wait")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    bq.QueueConfig[Span](max_bacth=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    texts.linger = 1.0  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    assert_type(bq.DurableConfig(max_bytes="1GiB").max_bytes, int | None)
+    assert_type(bq.ExportConfig(send_timeout="30s").send_timeout, float)
+    assert_type(bq.RetryPolicy(initial="1s").initial, float)
+
+
+def faults() -> None:
+    try:
+        bq.QueueConfig[Span](max_batch=0).validate("spans")
+    except bq.ConfigError as error:
+        assert_type(error.faults, tuple[bq.ConfigFault, ...])
+        assert_type(error.faults[0].value, str | None)
 
 
 def arithmetic() -> None:
