@@ -92,8 +92,12 @@ class Registry:
         """What is alive now, in the order in which it came; of one kind, or of every."""
         with self._lock:
             held = list(self._things.values())
-        found = ((each, reference()) for each, reference in held if kind is None or kind == each)
-        return [Registered(each, thing.name, thing) for each, thing in found if thing is not None]
+        found: list[Registered] = []
+        for each, reference in held:
+            thing = reference()
+            if thing is not None and kind in {None, each}:
+                found.append(Registered(each, thing.name, thing))
+        return found
 
 
 everything = Registry()
