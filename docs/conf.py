@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 import batchqueue_async
 from batchqueue_async import testing
 
+sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file from elsewhere
+
+import from_tree
+
 if TYPE_CHECKING:
     from types import ModuleType
 
     from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
 
 project = "batchqueue_async"
 author = "The batchqueue_async maintainers"
@@ -105,6 +111,18 @@ def write_reference(app: Sphinx) -> None:
     write_page(directory / "9-testing.rst", "batchqueue_async.testing", testing, testing.__all__)
 
 
+def fill_page(_app: Sphinx, _name: str, source: list[str]) -> None:
+    """Put the parts that come from the tree into a page."""
+    source[0] = from_tree.fill(source[0])
+
+
+def pages_from_the_tree(_app: Sphinx, env: BuildEnvironment, *_: object) -> list[str]:
+    """These pages are read again at every build: what they are made from may have changed."""
+    return [name for name in env.found_docs if from_tree.MARK.search(Path(env.doc2path(name)).read_text())]
+
+
 def setup(app: Sphinx) -> None:
-    """Let Sphinx write the reference before it reads it."""
+    """Let Sphinx write the reference before it reads it, and fill the pages as it reads them."""
     app.connect("builder-inited", write_reference)
+    app.connect("env-get-outdated", pages_from_the_tree)
+    app.connect("source-read", fill_page)
