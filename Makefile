@@ -70,6 +70,10 @@ docs: $(DOCS_STAMP) ## build the documents into docs/_build/html; a warning is a
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
+.PHONY: map
+map: ## print every folder and module of the package, one line each
+	@$(PYTHON) docs/from_tree.py map
+
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@

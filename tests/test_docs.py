@@ -96,7 +96,7 @@ def run_page(path: Path, directory: Path) -> None:
 
 
 def pages() -> list[Path]:
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [path for path in found if "_build" not in path.parts and "```" in path.read_text()]
 
 

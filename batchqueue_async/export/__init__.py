@@ -1,11 +1,9 @@
 """Delivering batches to a destination: kept until they are delivered, sent again until they are, and bounded meanwhile.
 
-    consume --> send queue == feeder --> gate --> courier --> sink
+    consume --> send_queue == delivery (when control says so) --> sink
 
-In the order of the way: `policies` and `config`, `codec` (records on disk), `memory_queue` and `send_queue` (where they
-wait), `breaker` and `gate` (whether anything may be sent), `retry` (when again), `scaling` (how many at once),
-`outcome` (what an error means), `parcel` (a batch on its way), `failover`, `delivery` (one batch, until each of its
-records is settled), `opening` (the sink's life), `pipeline`, `feeding`, `engine` (all of it), `exporter`.
+Records wait in `send_queue`, in memory or on disk. `control` decides whether, when and how much may be sent. `delivery`
+takes batches out, sends them, and settles each record. `engine` holds the parts together; `exporter` is what users see.
 """
 
 from __future__ import annotations

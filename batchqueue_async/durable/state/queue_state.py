@@ -1,6 +1,6 @@
 """Everything the queue knows, and every decision it takes. No await, no thread, no file: the loop calls it.
 
-The shell around it (`pump`, `leasing`, `durable_queue`) carries frames to the writer and back, and asks here what to
+The shell around it (`write`, `read` and `durable.queue`) carries frames to the writer and back, and asks here what to
 do. Time comes in as arguments.
 """
 

@@ -1,4 +1,4 @@
-"""Where records wait to be sent: in memory or on disk, with the same few calls."""
+"""A send queue on disk: a durable queue whose payloads are encoded records; and the protocol that both kinds keep."""
 
 from __future__ import annotations
 
