@@ -12,7 +12,7 @@ SHELL := /bin/bash
 
 .PHONY: help
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.11")'
@@ -55,8 +55,13 @@ test-spark: $(STAMP) java ## the tests of the Spark parts alone
 
 SEEDS ?= 20000
 .PHONY: chaos
-chaos: $(STAMP) ## SEEDS=20000 programs by chance against the queue; SEED=123 replays one
+chaos: $(STAMP) ## SEEDS=20000 random programs against the queue; SEED=123 replays one
 	$(BIN)/python tests/support/queue_programs.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+PYTHONS ?= 3.11 3.12 3.13 3.14
+.PHONY: test-all-pythons
+test-all-pythons: ## the core's tests, and SEEDS=20000 random programs, with each of PYTHONS="3.11 3.12 3.13 3.14" that is found
+	@$(PYTHON) .ci/pythons.py --seeds $(SEEDS) $(PYTHONS)
 
 .PHONY: test
 test: lint types docs unit ## linters, type checkers, documents and all tests
@@ -137,5 +142,5 @@ bench-durable: $(BENCH_STAMP) ## the durable queue beside its peers; BENCH="--he
 
 .PHONY: clean
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build docs/reference/api
+	rm -rf $(VENV) .venvs .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* docs/_build docs/reference/api
 	rm -rf bench-results demo-output spark-warehouse
