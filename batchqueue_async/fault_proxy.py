@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that stands between a client and a real server, and breaks what passes as it is told.
+"""A TCP proxy on loopback between a client and a real server, which injects faults into what passes.
 
 Public as `batchqueue_async.testing.FaultProxy`. Each fault is one that networks have:
 
@@ -34,7 +34,7 @@ Fault = Literal["pass", "delay", "limit", "half_open", "mute", "slow_close", "re
 Direction = Literal["to_target", "from_target"]
 
 _PIECE = 65536
-_TICKS = 20  # a limited line moves so many pieces a second
+_TICKS = 20  # pieces per second that a limited line moves
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 

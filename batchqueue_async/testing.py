@@ -181,7 +181,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             raise self._error(f"the virtual time limit of {self.time_limit} s is over at {self._now} s")
         self._now = when
         # asyncio runs timers that are due before now + resolution: with one unit in the last place that is exactly
-        # those with when <= now, none of them early and, whatever the rounding, none of them left behind.
+        # those with when <= now, none of them early and, however it is rounded, none left behind.
         self._clock_resolution = math.ulp(when)
         return True
 
@@ -231,7 +231,7 @@ async def settle(rounds: int = 10_000) -> None:
     """Let everything that is ready run, until nothing is, without letting time pass.
 
     On a `VirtualTimeLoop` that is exact, and a program that is still busy after `rounds` turns of the loop gets a
-    `VirtualTimeError`. Any other loop, which does not tell when it is idle, is given at most 50 turns.
+    `VirtualTimeError`. Any other loop, which does not show when it is idle, is given at most 50 turns.
 
     Example:
         >>> async def main() -> bool:
@@ -359,7 +359,7 @@ class RecordingHandler(Generic[T]):
         self._bell.ring()
 
     async def wait_for(self, n_items: int, *, timeout: float | None = None) -> None:
-        """Wait until `n_items` items have arrived in all; `TimeoutError` after `timeout` seconds tells how many did."""
+        """Wait until `n_items` items have arrived in all; `TimeoutError` after `timeout` seconds says how many did."""
         try:
             async with asyncio.timeout(timeout):
                 await self._bell.until(lambda: len(self.items) >= n_items)
@@ -380,7 +380,7 @@ class RecordingHandler(Generic[T]):
 
 
 class IdleRecordingHandler(RecordingHandler[T]):
-    """A `RecordingHandler` that wants `on_idle` too; a call of it beside a running `consume` shows in `max_active`.
+    """A `RecordingHandler` that also has `on_idle`; a call of it during a running `consume` shows in `max_active`.
 
     Example:
         >>> handler = IdleRecordingHandler[int]()

@@ -19,8 +19,8 @@ _METHODS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warn
 
 
 def _emit(level: int, event: str, fields: dict[str, Any]) -> None:
-    # Logging runs the program's own code (filters, processors, handlers, reprs). Whatever that raises, the work that
-    # is being logged goes on: an event may be lost, an item may not.
+    # Logging runs the program's own code (filters, processors, handlers, reprs). If it raises, the work that is being
+    # logged goes on: an event may be lost, an item may not.
     try:
         if structlog.is_configured():
             # By the level's own method: a plain `BoundLogger` has no `log` that takes a level.
@@ -32,22 +32,22 @@ def _emit(level: int, event: str, fields: dict[str, Any]) -> None:
 
 
 def debug(event: str, **fields: Any) -> None:
-    """Tell a detail of the library's work."""
+    """Log a detail of the library's work."""
     _emit(logging.DEBUG, event, fields)
 
 
 def info(event: str, **fields: Any) -> None:
-    """Tell a step in the life of a queue or scheduler."""
+    """Log a step in the life of a queue or scheduler."""
     _emit(logging.INFO, event, fields)
 
 
 def warning(event: str, **fields: Any) -> None:
-    """Tell what the user may want to change."""
+    """Log something that the user may want to change."""
     _emit(logging.WARNING, event, fields)
 
 
 def error(event: str, **fields: Any) -> None:
-    """Tell what went wrong."""
+    """Log something that went wrong."""
     _emit(logging.ERROR, event, fields)
 
 

@@ -72,7 +72,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         )
     for name in view.quarantined:
         _say(f"  quarantine/{name}")
-    # Beside an owner, its open segment only looks unfinished.
+    # While an owner is running, its open segment only looks unfinished.
     for words in () if view.owner else view.repairs:
         _say(f"  opening would: {words}")
     return 0

@@ -39,5 +39,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-if __name__ == "__main__":  # pragma: no cover - `python -m`, beside the installed script
+if __name__ == "__main__":  # pragma: no cover - `python -m`, in addition to the installed script
     sys.exit(main())
