@@ -36,7 +36,6 @@ PENDING = {
         "rearm",
         "reservation",
     },
-    "configuration": {"QueueConfig.overflow"},
     "runtime": {"loop_calls.submit", "loop_calls.wait"},
     "bridge": {"Parker", "PartitionCredits", "ThreadInbox", "ThreadWaiter"},
     "durable": {"DeadLetterQueue", "Eviction", "GroupCommit", "KeyOrder", "LeaseManager", "WriteBuffer"},

@@ -126,7 +126,7 @@ def nature_of(function: Any) -> Nature:
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many positional arguments; yes where it does not say."""
+    """Whether a function can be called with `count` positional arguments; yes if it does not say."""
     try:
         signature = inspect.signature(function)
     except Exception:  # noqa: BLE001 - what has no signature, or fails to tell it, is found out when it is called

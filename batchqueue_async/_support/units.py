@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-# A longer text is no number that anyone wrote; and reading it would cost.
+# Nobody writes a number as a longer text, and parsing it would cost time.
 _LONGEST_TEXT = 40
 _SECONDS = {
     "d": Decimal(86_400),

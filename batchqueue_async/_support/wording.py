@@ -19,7 +19,7 @@ _MOST_BITS = 128
 
 
 def short(value: object) -> str:
-    """A value in a message, whatever its size; what looks like a secret is only described.
+    """A value of any size in a message; what looks like a secret is only described.
 
     Example:
         >>> short("many"), short(list(range(100))), short("postgres://app:hunter2@db/shop")
@@ -29,7 +29,7 @@ def short(value: object) -> str:
 
 
 def clip(text: str, most: int = _LONGEST) -> str:
-    """A name, or something else that is no secret, in a message: on one line, and not too long."""
+    """A name, or anything else that is not a secret, in a message: on one line, and not too long."""
     line = text if text.isprintable() else repr(text)
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
