@@ -84,11 +84,11 @@ $(BENCH_STAMP): $(STAMP)
 	@touch $@
 
 .PHONY: bench
-bench: $(BENCH_STAMP) ## the speed table beside other queues; BENCH="--help" tells of its options
+bench: $(BENCH_STAMP) ## the speed table, compared with other queues; BENCH="--help" lists the options
 	$(BIN)/python -m tests.benchmarks $(BENCH)
 
 .PHONY: bench-bridge
-bench-bridge: $(BENCH_STAMP) ## threads to a queue beside janus and culsans; BENCH="--help" tells of its options
+bench-bridge: $(BENCH_STAMP) ## threads to a queue, compared with janus and culsans; BENCH="--help" lists the options
 	$(BIN)/python -m tests.benchmarks.bridge $(BENCH)
 
 .PHONY: bench-export
@@ -96,7 +96,7 @@ bench-export: $(STAMP) ## the exporter's speed table; a table, and JSON in bench
 	$(BIN)/python -m tests.benchmarks.export --out bench-results/export.json $(BENCH)
 
 .PHONY: bench-sinks
-bench-sinks: $(BENCH_STAMP) ## the sinks beside their bare clients, against real servers; a table, and JSON in bench-results/
+bench-sinks: $(BENCH_STAMP) ## the sinks compared with their bare clients, against real servers; a table, and JSON in bench-results/
 	$(BIN)/python -m tests.benchmarks.sinks --out bench-results/sinks.json $(BENCH)
 
 .PHONY: bench-profile
@@ -112,7 +112,7 @@ demo: java $(DEMO_STAMP) ## a minute of Spark streaming through a queue into SQL
 	$(BIN)/python examples/spark_demo.py $(DEMO)
 
 .PHONY: bench-spark
-bench-spark: java $(STAMP) ## DriverSink and the data source beside bare Spark
+bench-spark: java $(STAMP) ## DriverSink and the data source, compared with bare Spark
 	$(BIN)/python -m tests.benchmarks.spark $(BENCH)
 
 .PHONY: chaos-spark
@@ -133,11 +133,11 @@ chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds for the exporter and 
 		-k "outage or Outage or Killed or kills" tests/export tests/sinks
 
 .PHONY: fuzz
-fuzz: $(STAMP) ## FUZZ=60 seconds of wrong bytes for the record parser; with coverage where atheris is installed
+fuzz: $(STAMP) ## FUZZ=60 seconds of random bytes for the record parser; with coverage where atheris is installed
 	$(BIN)/python tests/durable/fuzz_records.py --seconds $(or $(FUZZ),60)
 
 .PHONY: bench-durable
-bench-durable: $(BENCH_STAMP) ## the durable queue beside its peers; BENCH="--help" tells of its options
+bench-durable: $(BENCH_STAMP) ## the durable queue, compared with its peers; BENCH="--help" lists the options
 	$(BIN)/python tests/benchmarks/durable/bench.py $(BENCH)
 
 .PHONY: clean
