@@ -55,7 +55,7 @@ def without_payload(text: str) -> str:
         >>> without_payload("cannot write {'card': 4111}")
         'cannot write ***'
     """
-    # Cut first: the patterns then have a bounded text, whatever was raised.
+    # Cut first: the patterns then have a bounded text, no matter what was raised.
     words = _DATA.sub(HIDDEN, without_credentials(text[: 2 * LONGEST]))
     return shortened(" ".join(words.split()))
 
