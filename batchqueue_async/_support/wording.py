@@ -88,7 +88,7 @@ class _Shortener(reprlib.Repr):
         return f"{{{', '.join([*pairs, '...'] if len(x) > self.maxdict else pairs)}}}"
 
     def _pair(self, key: object, value: object, level: int) -> str:
-        """Names are not secrets, but they tell which values are."""
+        """Names are not secrets, but they reveal which values are secrets."""
         if not isinstance(key, str):
             return f"{self.repr1(key, level)}: {self.repr1(value, level)}"
         return f"{clip(repr(key))}: {'<hidden>' if _SECRET_WORD.search(key) else self.repr1(value, level)}"
