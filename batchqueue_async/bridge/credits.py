@@ -1,16 +1,27 @@
-"""One partition's share of the door: the places it was lent, what came in for it, and the line of those who wait.
+"""One partition's share of a queue's thread inbox: the places it was lent, what came in, and who waits for a place.
 
-The queue's loop lends places, as `credits`; a producer on any thread that finds a credit puts its item into the
-inbox and is done: the item has its place. When the credits are used up producers wait in line, and as the worker takes
-a batch, the loop hands out the room that this made. Inbox, credits and line are touched only under the door's lock, so
-nothing relies on the order of two unlocked operations.
+The queue's loop lends places as credits (credit-based flow control): a producer on any thread that finds one puts its
+item in and is done, because the item has its place. When the credits are used up producers wait in line, and as the
+drain task takes a batch, the loop lends the room that this made.
+
+What is true whenever nobody holds the inbox's lock:
+
+* `lent == free + owed + len(items)`: a place that was lent is unused, promised to somebody who waits, or taken;
+* `owed` is the sum of the permits of those who wait;
+* while anybody stands in line, `free` is 0.
+
+Everything here is touched only under the inbox's lock, except what says that it belongs to the loop. A thread can be
+interrupted between any two steps, by Ctrl-C or by an exception that another thread throws into it, so the sums are not
+trusted to stay right: `balance` counts them anew from `lent`, which the loop alone changes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -19,9 +30,10 @@ from batchqueue_async.queue.deadlock import waits
 from batchqueue_async.queue.waiters import Waiter
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, MutableSequence, Sequence
 
-    from batchqueue_async.bridge.inbox import Door
+    from batchqueue_async.bridge.inbox import ThreadInbox
     from batchqueue_async.queue.deadlock import BlockedWait
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.partition import Partition
@@ -33,29 +45,31 @@ HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 SHORTEST_PAUSE = 50e-6
 LONGEST_PAUSE = 0.002
-PAUSE_SHARE = 10
-"""How long a loop pauses for threads to run, in seconds: longer each time that nobody came; and for what part of the
-time at the most: one in so many."""
+"""How long a loop pauses for threads to run, in seconds: longer each time that nobody came."""
+PAUSE_SHARE = 0.1
+"""The part of a loop's time that may go into such pauses."""
 
 
-class Ticket:
-    """A producer of another thread or loop in line for places.
+class ThreadWaiter:
+    """A producer of another thread or loop that waits for places.
+
+    Only the producer's own frame keeps it: the waiter of a thread that was torn out of its wait is simply gone.
 
     Attributes:
         wake: makes the producer look at what it got; says whether there still is one.
-        gate: where it stands in line; None before, and again when a growing queue sends it to look for its new place.
-        epoch: which of the door's routings led it to the gate.
+        share: where it stands in line; None before, and again when a growing queue sends it to look for its new place.
+        epoch: which of the inbox's routings led it there.
         want: how many places it still waits for.
         permits: how many it was granted and has not used.
-        drain: the drain task whose `in_thread` handler waits, if one does: then the wait may never end.
+        drain: the drain task whose handler waits, if one does: then the wait may never end.
         blocked: that wait among those of handler calls, once it is known there.
         stuck: whether the wait was found to be one of a circle that nothing can open.
     """
 
-    __slots__ = ("blocked", "drain", "epoch", "gate", "permits", "stuck", "wake", "want")
+    __slots__ = ("__weakref__", "blocked", "drain", "epoch", "permits", "share", "stuck", "wake", "want")
 
     def __init__(self, wake: Callable[[], bool]) -> None:
-        self.gate: Gate[Any] | None = None
+        self.share: PartitionCredits[Any] | None = None
         self.epoch = 0
         self.want = 0
         self.permits = 0
@@ -65,8 +79,8 @@ class Ticket:
         self.stuck = False
 
 
-class Doze:
-    """A thread's sleep until it is woken; a plain lock, since the door's own lock already orders everything."""
+class Parker:
+    """A thread's sleep until it is woken; a plain lock, since the inbox's own lock already orders everything."""
 
     __slots__ = ("_asleep", "_lock")
 
@@ -76,220 +90,314 @@ class Doze:
         self._asleep = True
 
     def wake(self) -> bool:
-        """Under the door's lock: end the sleep, now or when it begins."""
+        """Under the inbox's lock: end the sleep, now or when it begins."""
         if self._asleep:
             self._asleep = False
             self._lock.release()
         return True
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until woken, or so many seconds."""
+        """Sleep until woken, `seconds` at the most."""
         self._lock.acquire(timeout=seconds)
 
     def renew(self) -> None:
-        """Under the door's lock, after a sleep: be ready for the next."""
+        """Under the inbox's lock, after a sleep: be ready for the next."""
         self._lock.acquire(blocking=False)
         self._asleep = True
 
 
-class _Proxy(Waiter):
-    """Stands in a partition's own line, among the loop's producers, for those who wait at the door."""
+class LoopPause:
+    """The moments in which one event loop lets threads run that it has granted places.
 
-    __slots__ = ("gate",)
+    A loop that is never idle releases the interpreter's lock only for the moment of a poll, and has it back before
+    another thread can wake up; and each such moment begins that thread's wait for its turn anew. Without this, threads
+    were left to chance on a busy machine: one item of theirs for hundreds of the loop's.
+
+    All queues of a loop share one, so that together they hold it up for `PAUSE_SHARE` of the time at the most: a pause
+    is followed by as much work as its real length asks for, which is longer than what was asked of the clock.
+    """
+
+    __slots__ = ("_next", "length")
+
+    def __init__(self) -> None:
+        self.length = SHORTEST_PAUSE
+        self._next = 0.0
+
+    def take(self) -> None:
+        """Pause, if the last pause is long enough ago."""
+        begun = time.monotonic()
+        if not HAS_GIL or begun < self._next:
+            return
+        time.sleep(self.length)
+        ended = time.monotonic()
+        self._next = ended + (ended - begun) * (1 / PAUSE_SHARE - 1)
+        self.length = min(2 * self.length, LONGEST_PAUSE)
+
+    def worked(self) -> None:
+        """A thread came: begin with short pauses again."""
+        self.length = SHORTEST_PAUSE
+
+
+_pauses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopPause] = weakref.WeakKeyDictionary()
+_pauses_lock = threading.RLock()
+
+
+def pause_of(loop: asyncio.AbstractEventLoop) -> LoopPause:
+    """The pauses of a loop, the same for all its queues."""
+    with _pauses_lock:
+        return _pauses.setdefault(loop, LoopPause())
+
+
+class _LoopStandIn(Waiter):
+    """Stands in a partition's own line, among the loop's producers, for those who wait at the inbox."""
+
+    __slots__ = ("share",)
 
     stays = True
 
-    def __init__(self, gate: Gate[Any], want: int) -> None:
-        super().__init__(want)
-        self.gate = gate
+    def __init__(self, share: PartitionCredits[Any]) -> None:
+        super().__init__(0)
+        self.share = share
 
     def notify(self) -> None:
-        self.gate.granted(self)
+        self.share.granted(self)
 
 
-class Gate(Generic[T]):
-    """One partition's share of a door."""
+class PartitionCredits(Generic[T]):
+    """One partition's share of a thread inbox; see the invariants at the top of the module.
 
-    __slots__ = ("credits", "door", "gave_way", "inbox", "line", "owed", "partition", "pause", "proxy", "shared")
+    Attributes:
+        free: places that a producer may take at once; the hot path counts them down by itself.
+        items: what came in and the loop has not moved into the partition; the hot path appends by itself.
+    """
 
-    def __init__(self, door: Door[T], partition: Partition[T]) -> None:
-        self.door = door
+    __slots__ = ("_lent", "_owed", "_shared", "_stand_in", "_waiters", "free", "inbox", "items", "line", "partition")
+
+    def __init__(self, inbox: ThreadInbox[T], partition: Partition[T]) -> None:
+        self.inbox = inbox
         self.partition = partition
-        self.credits: int = 0
+        self.free = 0
         # Where the oldest item makes room, it does so here too, without waiting for the loop.
-        self.inbox: MutableSequence[T] = deque(maxlen=partition.capacity) if door.evicts else []
-        self.line: deque[Ticket] = deque()
-        self.proxy: _Proxy | None = None
-        self.shared = False
-        """Whether the loop's own producers need places, too, so that the door may not have all of them."""
-        self.owed = 0
-        """How many places have been granted to those in line and are not used yet: they have to wake up first."""
-        self.pause = SHORTEST_PAUSE
-        self.gave_way = 0.0
+        self.items: MutableSequence[T] = deque(maxlen=partition.capacity) if inbox.evicts else []
+        self.line: deque[weakref.ref[ThreadWaiter]] = deque()
+        self._waiters: weakref.WeakSet[ThreadWaiter] = weakref.WeakSet()
+        """All in line, and all who were granted places and have not used them."""
+        self._lent = 0
+        self._owed = 0
+        self._stand_in: _LoopStandIn | None = None
+        self._shared = False
+        """The loop's: whether its own producers need places too, so that the inbox may not have all of them."""
 
     # -- on the queue's loop -------------------------------------------------------------------------------------
 
     def refill(self) -> None:
-        """Lend the door the free places of the partition; called whenever there are some more."""
+        """Lend the inbox the free places of the partition; called whenever there are some more."""
         partition = self.partition
-        if self.owed and (partition.waiters is not None):
-            self._give_way()
-        if partition.closed or partition.waiters is not None or self.door.evicts:
+        if self._owed and partition.waiters is not None:
+            self.inbox.pause.take()
+        if partition.closed or partition.waiters is not None or self.inbox.evicts:
             return
         room = partition.room()
-        share = room - room // 2 if self.shared and self.door.waits else room
-        if share > 0:
-            partition.hold(share)
-            with self.door.lock:
-                self._lend(share)
+        places = room - room // 2 if self._shared and self.inbox.waits else room
+        if places > 0:
+            partition.hold(places)
+            with self.inbox.lock:
+                self._lend(places)
 
     def reclaim(self) -> bool:
         """Take unused places back for a producer of the loop; whether there were any."""
-        with self.door.lock:
+        inside = self.inbox.is_held_here()
+        with self.inbox.lock:
+            if not (self.free or inside):
+                self.balance()
             # Where threads don't wait, a place too many taken from them would be a refusal without need.
-            share = self.credits - self.credits // 2 if self.door.waits else min(1, self.credits)
-            self.credits -= share
-        if not share:
+            places = self.free - self.free // 2 if self.inbox.waits else min(1, self.free)
+            self._lent -= places
+            self.free -= places
+        if not places:
             return False
-        self.shared = True
-        self.partition.unhold(share)
+        self._shared = True
+        self.partition.unhold(places)
         return True
 
     def unused(self) -> int:
-        """How many places the door has that nobody has used yet: the partition is not full as long as there are."""
-        return self.credits
+        """How many places the inbox has that nobody has used yet: the partition is not full as long as there are."""
+        return self.free
 
     def queue_up(self) -> None:
-        """Join the partition's own line for those who wait at the door."""
-        with self.door.lock:
-            wanted = sum(ticket.want for ticket in self.line)
+        """Join the partition's own line for those who wait at the inbox."""
+        with self.inbox.lock:
+            wanted = self._wanted()
         if not wanted or self.partition.closed:
             return
-        if self.proxy is None:
-            self.proxy = _Proxy(self, 0)
-        stands = bool(self.proxy.want)
-        self.proxy.want = wanted
+        if self._stand_in is None:
+            self._stand_in = _LoopStandIn(self)
+        stands = bool(self._stand_in.want)
+        self._stand_in.want = wanted
         if not stands:
-            self.partition.join(self.proxy)
+            self.partition.join(self._stand_in)
 
-    def granted(self, proxy: _Proxy) -> None:
+    def granted(self, stand_in: _LoopStandIn) -> None:
         """The partition's line has come to us, or the partition has closed."""
-        share = proxy.reserved
-        self.partition.use_reserved(proxy, share)
-        self.partition.held += share
-        with self.door.lock:
-            self._lend(share)
+        places = stand_in.reserved
+        self.partition.use_reserved(stand_in, places)
+        self.partition.hold(places)
+        with self.inbox.lock:
+            self._lend(places)
             # Some of those for whom it stands may have left since, and others come.
-            proxy.want = sum(ticket.want for ticket in self.line)
-
-    def _give_way(self) -> None:
-        """Let threads that were granted places run, now and then, while the loop's own producers are in line too.
-
-        A loop that is never idle releases the interpreter's lock only for the moment of a poll, and has it back
-        before another thread can wake up; and each such moment begins that thread's wait for its turn anew. Without
-        this, threads were left to chance on a busy machine: one item of theirs for hundreds of the loop's.
-        """
-        now = time.monotonic()
-        if HAS_GIL and now - self.gave_way >= PAUSE_SHARE * self.pause:
-            time.sleep(self.pause)
-            self.gave_way = time.monotonic()
-            self.pause = min(2 * self.pause, LONGEST_PAUSE)
+            stand_in.want = self._wanted()
 
     def watch_for_circles(self) -> None:
         """See whether a thread in line is waited for, through others, by those who would have to make room for it."""
-        for ticket in tuple(self.line):
-            drain = ticket.drain
-            if drain is not None and drain.loop is self.door.loop and ticket.blocked is None:
-                ticket.blocked = waits.begin(drain, self.partition.needs, partial(self.break_wait, ticket))
-                ticket.blocked.break_circles()
+        with self.inbox.lock:
+            waiting = self._in_line()
+        for waiter in waiting:
+            drain = waiter.drain
+            if drain is not None and drain.loop is self.inbox.loop and waiter.blocked is None:
+                waiter.blocked = waits.begin(drain, self.partition.needs, partial(self.break_wait, waiter))
+                waiter.blocked.break_circles()
 
-    def break_wait(self, ticket: Ticket) -> None:
+    def break_wait(self, waiter: ThreadWaiter) -> None:
         """End a wait that nothing else could end."""
-        with self.door.lock:
-            if ticket.gate is self:
-                ticket.stuck = True
-                self.leave(ticket)
-                ticket.wake()
-
-    # -- under the door's lock -----------------------------------------------------------------------------------
+        with self.inbox.lock:
+            if waiter.share is self:
+                waiter.stuck = True
+                self.leave(waiter)
+                waiter.wake()
 
     def unload(self) -> list[T]:
-        """What came in since the last time."""
-        items = self.inbox if isinstance(self.inbox, list) else list(self.inbox)
-        if self.door.evicts:
-            self.inbox.clear()
+        """Under the lock: what came in since the last time; its places are the partition's again."""
+        items = self.items if isinstance(self.items, list) else list(self.items)
+        if self.inbox.evicts:
+            self.items.clear()
         else:
-            self.inbox = []
+            self._lent -= len(items)
+            self.items = []
         return items
 
-    def redeem(self, ticket: Ticket, items: Sequence[T]) -> int:
-        """Take in as many items as there are places that the ticket was granted; how many."""
-        count = min(ticket.permits, len(items))
-        ticket.permits -= count
-        self.owed -= count
-        self.pause = SHORTEST_PAUSE
-        self.inbox.extend(items[:count])
-        return count
+    # -- under the inbox's lock ----------------------------------------------------------------------------------
+    # The steps of each sum stand together, with no call between them: a thread is interrupted only after calls.
 
     def add(self, item: T) -> bool:
         """Take an item in if there is a place for it."""
-        if self.credits:
-            self.credits -= 1
-        elif not self.door.evicts:
+        if self.inbox.evicts:
+            if len(self.items) == self.partition.capacity:
+                self.inbox.dropped_after += 1
+        elif self.free <= 0:
             return False
-        elif len(self.inbox) == self.partition.capacity:
-            self.door.dropped_after += 1
-        self.inbox.append(item)
+        else:
+            self.free -= 1
+        self.items.append(item)
         return True
 
-    def add_many(self, items: list[T] | tuple[T, ...]) -> int:
-        """Take in the first so many items as there are places."""
-        count = min(self.credits, len(items))
-        self.credits -= count
-        if self.door.evicts:
-            self.door.dropped_after += max(0, len(self.inbox) + len(items) - self.partition.capacity)
-            count = len(items)
-        self.inbox.extend(items if count == len(items) else items[:count])
+    def add_many(self, items: Sequence[T]) -> int:
+        """Take in the first of the items, as many as there are places."""
+        count = len(items)
+        if self.inbox.evicts:
+            self.inbox.dropped_after += max(0, len(self.items) + count - self.partition.capacity)
+        elif self.free < count:
+            count = max(0, self.free)
+            items = items[:count]
+        if not self.inbox.evicts:
+            self.free -= count
+        self.items.extend(items)
         return count
 
-    def _lend(self, share: int) -> None:
-        """There are more places for the door's callers; those of a closed door are of no use to anybody."""
-        if not self.door.closed:
-            self.credits += share
-            self.serve()
+    def join(self, waiter: ThreadWaiter, want: int) -> None:
+        """Stand in line for places, behind all who do; there may be some already."""
+        waiter.share, waiter.want = self, want
+        self._waiters.add(waiter)
+        self.line.append(weakref.ref(waiter))
+        self.serve()
 
-    def serve(self) -> None:
-        """Give credits to the line, first come, first served: so as long as there is a line, there are no credits."""
-        while self.line and self.credits:
-            ticket = self.line[0]
-            share = min(self.credits, ticket.want)
-            self.credits -= share
-            ticket.want -= share
-            ticket.permits += share
-            self.owed += share
-            if not ticket.want:
-                self.line.popleft()
-            if not ticket.wake():
-                # Its event loop was closed under it: nobody will use these places.
-                self.credits += ticket.permits
-                self.owed -= ticket.permits
-                ticket.permits = 0
-                if ticket.want:
-                    self.line.popleft()
+    def fill(self, waiter: ThreadWaiter, items: Sequence[T]) -> int:
+        """Take in as many items as the waiter was granted places; how many."""
+        count = min(waiter.permits, len(items))
+        taken = items[:count]
+        waiter.permits -= count
+        self._owed -= count
+        self.items.extend(taken)
+        if count:
+            self.inbox.pause.worked()
+        return count
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, waiter: ThreadWaiter) -> None:
         """Quit the line; places that were granted and not used go to the next."""
-        if ticket.want and ticket in self.line:
-            self.line.remove(ticket)
-        share, ticket.permits, ticket.want, ticket.gate = ticket.permits, 0, 0, None
-        self.owed -= share
-        if ticket.blocked is not None:
-            waits.finish(ticket.blocked)
-            ticket.blocked = None
-        self._lend(share)
+        if waiter.blocked is not None:
+            waits.finish(waiter.blocked)
+            waiter.blocked = None
+        if waiter.want:
+            self._remove(waiter)
+        places = waiter.permits
+        waiter.permits = waiter.want = 0
+        waiter.share = None
+        self._owed -= places
+        self.free += places
+        self._waiters.discard(waiter)
+        self.serve()
 
     def send_away(self) -> None:
-        """Let everybody in line leave it and look again."""
-        for ticket in tuple(self.line):
-            self.leave(ticket)
-            ticket.wake()
+        """Let everybody who waits stop it and look again."""
+        for waiter in tuple(self._waiters):
+            self.leave(waiter)
+            waiter.wake()
+
+    def close(self) -> None:
+        """Take nothing in any more."""
+        self.send_away()
+        self.free = 0
+
+    def balance(self) -> None:
+        """Count the places anew, so that none stays with a call that was cut off; not inside another call here."""
+        if self.inbox.closed or self.inbox.evicts:
+            return
+        if not self._owed and self._lent == self.free + len(self.items):
+            return
+        self._owed = sum(waiter.permits for waiter in self._waiters)
+        self.free = self._lent - self._owed - len(self.items)
+        self.serve()
+
+    def serve(self) -> None:
+        """Give free places to the line, first come, first served: so as long as there is a line, none is free."""
+        while self.line and self.free > 0:
+            waiter = self.line[0]()
+            if waiter is None or not waiter.want:
+                self.line.popleft()  # its thread was torn out of its wait, or out of the lines below
+                continue
+            places = min(self.free, waiter.want)
+            self.free -= places
+            waiter.want -= places
+            waiter.permits += places
+            self._owed += places
+            if not waiter.want:
+                self.line.popleft()
+            if not waiter.wake():
+                # Its event loop was closed under it: nobody will use these places.
+                if waiter.want:
+                    self.line.popleft()
+                places = waiter.permits
+                waiter.permits = waiter.want = 0
+                self._owed -= places
+                self.free += places
+
+    def waiting(self) -> int:
+        """How many producers stand in line."""
+        return len(self._in_line())
+
+    def _in_line(self) -> list[ThreadWaiter]:
+        found = [reference() for reference in self.line]
+        return [waiter for waiter in found if waiter is not None and waiter.want]
+
+    def _remove(self, waiter: ThreadWaiter) -> None:
+        with contextlib.suppress(ValueError):  # torn out of `join`, it may not stand in the line yet
+            self.line.remove(weakref.ref(waiter))
+
+    def _wanted(self) -> int:
+        return sum(waiter.want for waiter in self._in_line())
+
+    def _lend(self, places: int) -> None:
+        """There are more places for the inbox's callers; those of a closed one are of no use to anybody."""
+        if not self.inbox.closed:
+            self._lent += places
+            self.free += places
+            self.serve()

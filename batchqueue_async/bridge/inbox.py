@@ -6,77 +6,163 @@ code. It can be taken again by its holder, because a signal handler or a finaliz
 What came in is moved into the partitions by `collect`, on the queue's loop. The first item since the last `collect`
 wakes the loop, before it goes in: a loop that has ended is met with nothing accepted, and an interrupt at any point
 can't leave items inside that no wake-up is under way for.
+
+An item's partition is chosen on the caller's thread: by its type, in turns, or by asking the queue's selector. The
+selector may be the user's code, so it is asked before the lock is taken, once for each item, for the number of
+partitions known then, and again only if the queue has grown in between.
 """
 
 from __future__ import annotations
 
+import operator
 import threading
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from operator import countOf
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._support import forks, log
-from batchqueue_async.bridge.credits import Gate
-from batchqueue_async.bridge.routing import Routing
+from batchqueue_async._support.log import describe
+from batchqueue_async.bridge.credits import PartitionCredits, pause_of
 from batchqueue_async.config import BufferStrategy
 from batchqueue_async.errors import ForkedError, QueueClosedError
-from batchqueue_async.policies import RoundRobin
+from batchqueue_async.policies import RoundRobin, stable_type_hash
 from batchqueue_async.queue.migration import Migration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from batchqueue_async.bridge.credits import Ticket
-    from batchqueue_async.bridge.routing import Route
+    from batchqueue_async.bridge.credits import ThreadWaiter
     from batchqueue_async.queue.batch_queue import BatchQueue
-    from batchqueue_async.queue.home import ThreadMark
     from batchqueue_async.queue.partition import Lane, Partition
     from batchqueue_async.queue.router import Route as ItemRoute
 
 T = TypeVar("T")
+Route = tuple[int, int]
+"""The index of an item's partition, and of how many: 0 where nobody has to be asked."""
+
+NO_ROUTE: Route = (0, 0)
 
 
-class Door(Routing[T], Generic[T]):
+class Offer(Generic[T]):
+    """The items of one call, how many of them are in, and what the user's selector said of each.
+
+    Attributes:
+        items: the items of the call.
+        done: how many have come in, always the first ones.
+        width: among how many partitions the selector chose; 0 where it is not the user's.
+    """
+
+    __slots__ = ("_indexes", "_run_end", "done", "items", "width")
+
+    def __init__(self, items: Sequence[T], route: Route = NO_ROUTE) -> None:
+        self.items = items
+        self.done = 0
+        self.width = route[1]
+        self._indexes: list[int] = [route[0]] if route[1] else []
+        self._run_end = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all items are in."""
+        return self.done == len(self.items)
+
+    @property
+    def left(self) -> int:
+        """How many items are not in yet."""
+        return len(self.items) - self.done
+
+    def rest(self, count: int | None = None) -> Sequence[T]:
+        """The items that are not in yet, or the first `count` of them."""
+        if not self.done and count in {None, len(self.items)}:
+            return self.items
+        return self.items[self.done : None if count is None else self.done + count]
+
+    def route_by(self, ask: Callable[[T], int], width: int) -> None:
+        """Ask for the partition of every item that has none yet, of as many as there are now."""
+        if self.width != width:
+            self.width = width
+            self._indexes = [0] * self.done
+            self._run_end = 0
+        if len(self._indexes) < len(self.items):
+            self._indexes += [ask(item) for item in self.items[len(self._indexes) :]]
+
+    def route(self) -> Route:
+        """The way of the first item that is not in."""
+        return (self._indexes[self.done], self.width) if self.width else NO_ROUTE
+
+    def run(self) -> int:
+        """How many of the items that are not in yet stand together for sure: of one type, and for one partition."""
+        if self._run_end <= self.done:
+            self._run_end = self._find_run_end()
+        return self._run_end - self.done
+
+    def _find_run_end(self) -> int:
+        items, start = self.items, self.done
+        kind, count = type(items[start]), len(items)
+        if not (start or self.width) and type(items[-1]) is kind and countOf(map(type, items), kind) == count:
+            return count
+        end = start + 1
+        if not self.width:
+            while end < count and type(items[end]) is kind:
+                end += 1
+            return end
+        index = self._indexes[start]
+        while end < count and self._indexes[end] == index and type(items[end]) is kind:
+            end += 1
+        return end
+
+
+class ThreadInbox(Generic[T]):
     """The inbox of one queue for everybody who is not on its loop.
 
     Attributes:
-        lock: guards everything here and in the gates.
-        only: the gate of every item, where there is but one partition; producers read it directly.
-        by_type: the gate of each type met so far, where types have their partitions.
+        queue: the queue.
+        loop: the queue's loop.
+        lock: guards everything here and in the shares.
+        only: the share of every item, where there is but one partition; producers read it directly.
+        by_type: the share of each type met so far, where types have their partitions.
         waking: whether the loop has been asked to collect, and has not begun to.
         closed: whether nothing comes in any more.
-        attached: set when the loop has lent the door its first places.
+        attached: set when the loop has lent the inbox its first places.
         thread_id: the loop's thread, once attached.
         waits: whether producers wait for room.
         evicts: whether the oldest item makes room.
-        refused, dropped_before, dropped_after: what the loop has not been told yet.
+        pause: the moments in which the loop lets threads run.
+        refused, dropped_before, dropped_after: what the loop has not counted yet.
     """
 
     def __init__(self, queue: BatchQueue[T]) -> None:
-        super().__init__(queue)
+        self.queue = queue
         self.loop = queue.loop
-        self._renew_lock()
+        self.only: PartitionCredits[T] | None = None
+        self.by_type: dict[type, PartitionCredits[T]] | None = None
         self.waking = False
+        self.closed = False
         self.attached = threading.Event()
         self.thread_id = 0
         self.waits = queue.config.strategy is BufferStrategy.BLOCKING
         self.evicts = queue.config.strategy is BufferStrategy.DROP_OLDEST
+        self.pause = pause_of(queue.loop)
         self.refused = 0
         self.dropped_before = 0
         self.dropped_after = 0
+        self._shares: list[PartitionCredits[T]] = []
+        self._turn: int | None = None
+        self._width = 0
+        self._met: list[type] = []
+        """Types that came in and the queue's router has not met."""
         self._forked = False
         self._epoch = 0
+        self._renew_lock()
         forks.watch(self)
 
     def _renew_lock(self) -> None:
         self.lock = threading.RLock()
         self.acquire = self.lock.acquire
         self.release = self.lock.release
+        # Whether this thread has the lock: then it has interrupted itself. `threading.Condition` asks it the same way.
+        self.is_held_here: Callable[[], bool] = operator.attrgetter("_is_owned")(self.lock)
 
     # -- on any thread -------------------------------------------------------------------------------------------
-
-    def let_go(self) -> None:
-        """Release the lock after an error; if that was one of the wait for the lock, there is nothing to release."""
-        if self.is_held_here():
-            self.release()
 
     def check(self) -> None:
         """Raise in a forked child."""
@@ -86,119 +172,148 @@ class Door(Routing[T], Generic[T]):
                 "come along; make a new bridge in the child"
             )
 
-    def is_held_here(self) -> bool:
-        """Whether this thread has the lock: then it has interrupted itself."""
-        return cast("ThreadMark", self.lock)._is_owned()
+    def let_go(self) -> None:
+        """Release the lock after an error; if that was one of the wait for the lock, there is nothing to release."""
+        if self.is_held_here():
+            self.release()
 
-    def put(self, item: T) -> bool:
-        """Put one item in if it has a place at once."""
+    def put(self, item: T) -> Route | None:
+        """Put one item in if it has a place at once: None; else the way that the selector gave for it."""
         self.check()
+        inside = self.is_held_here()
         route = self._route(item)
-        with self.lock:
-            gate = self._gate(item, route) or self._gate_again(item)
-            if gate is None or not (gate.credits or self.evicts):
-                return False
-            if not self.waking:
-                self.wake_loop()
-            return gate.add(item)
+        while True:
+            with self.lock:
+                share = self._share_of(item, route)
+                if share is not None and share.free <= 0 and not (inside or self.evicts):
+                    share.balance()
+                if share is not None and (share.free > 0 or self.evicts):
+                    if not self.waking:
+                        self.wake_loop()
+                    if share.add(item):
+                        return None
+                if self.closed or route[1] == self._width:
+                    return route
+            route = self._route(item)  # the queue has grown since
 
-    def put_many(self, items: list[T] | tuple[T, ...]) -> int:
-        """Put in as many items as have places at once: the first so many."""
+    def put_many(self, offer: Offer[T]) -> None:
+        """Put in as many of the offer's items as have places at once."""
         self.check()
-        routes = self._routes(items)
-        with self.lock:
-            if self.closed or not items or not (self.evicts or any(gate.credits for gate in self._gates)):
-                return 0
-            if not self.waking:
-                self.wake_loop()
-            if self.only is not None:
-                return self.only.add_many(items)
-            if self._turn is not None:
-                return self._deal_out(items)
-            if self.by_type is not None:
-                first = self._gate(items[0], None)
-                kind = type(items[0])
-                if first is not None and type(items[-1]) is kind and len(set(map(type, items))) == 1:
-                    return first.add_many(items)
-            return self._put_one_by_one(items, routes)
+        inside = self.is_held_here()
+        while not offer.complete:
+            self._ask(offer)
+            with self.lock:
+                if not self.closed and offer.width != self._width:
+                    continue  # the queue has grown since
+                if not (inside or self.evicts):
+                    for share in self._shares:
+                        if share.free <= 0:
+                            share.balance()
+                if self.closed or not (self.evicts or any(share.free > 0 for share in self._shares)):
+                    return
+                if not self.waking:
+                    self.wake_loop()
+                if self.only is not None:
+                    offer.done += self.only.add_many(offer.rest())
+                elif self._turn is not None:
+                    self._deal_out(offer, self._turn)
+                else:
+                    self._put_runs(offer)
+                return
 
-    def _deal_out(self, items: list[T] | tuple[T, ...]) -> int:
+    def _deal_out(self, offer: Offer[T], turn: int) -> None:
         """Partitions take turns, as those of the loop's producers do; their turns need not be the same."""
-        turn, gates = self._turn or 0, self._gates
+        shares, items = self._shares, offer.rest()
         count = len(items)
         if not self.evicts:
-            # The first gate that is used up ends the prefix of what has a place.
-            ends = (gates[(turn + step) % len(gates)].credits * len(gates) + step for step in range(len(gates)))
+            # The first share that is used up ends the prefix of what has a place.
+            ends = (shares[(turn + step) % len(shares)].free * len(shares) + step for step in range(len(shares)))
             count = min(count, *ends)
-        for step in range(min(len(gates), count)):
-            gates[(turn + step) % len(gates)].add_many(items[step : count : len(gates)])
+        for step in range(min(len(shares), count)):
+            shares[(turn + step) % len(shares)].add_many(items[step : count : len(shares)])
         self._turn = turn + count
-        return count
+        offer.done += count
 
-    def _put_one_by_one(self, items: Sequence[T], routes: Sequence[Route]) -> int:
-        for count, item in enumerate(items):
-            gate = self._gate(item, routes[count] if routes else None) or self._gate_again(item)
-            if gate is None or not gate.add(item):
-                return count
-        return len(items)
+    def _put_runs(self, offer: Offer[T]) -> None:
+        while not offer.complete:
+            share = self._share_of(offer.items[offer.done], offer.route())
+            run = offer.run()
+            if share is None:
+                return
+            added = share.add_many(offer.rest(run))
+            offer.done += added
+            if added < run:
+                return
 
-    def enlist(self, ticket: Ticket, item: T, want: int) -> bool:
-        """Join the line for the item's partition; False when the door is closed."""
+    def wait_for(self, waiter: ThreadWaiter, offer: Offer[T]) -> bool:
+        """Join the line for places for the items of the offer; False when the inbox is closed."""
         self.check()
-        route = self._route(item)
+        self._ask(offer)
         with self.lock:
-            gate = self._gate(item, route) or self._gate_again(item)
-            if gate is None:
-                return False
+            share = self._share_of(offer.items[offer.done], offer.route())
+            if share is None:
+                # The queue has grown since, and the next try finds the share; or nobody is there to lend any places.
+                return bool(self._shares) and not self.closed
             if not self.waking:
                 self.wake_loop()
-            ticket.gate, ticket.want, ticket.epoch = gate, want, self._epoch
-            gate.line.append(ticket)
-            gate.serve()  # places may have come free since the caller looked
+            waiter.epoch = self._epoch
+            if self.only is not None:
+                share.join(waiter, len(offer.items) - offer.done)
+            else:
+                share.join(waiter, 1 if self._turn is not None else offer.run())
         return True
 
-    def redeem(self, ticket: Ticket, items: list[T] | tuple[T, ...]) -> int:
-        """Put items into the places that the ticket was granted; how many."""
+    def fill(self, waiter: ThreadWaiter, offer: Offer[T]) -> None:
+        """Put items into the places that the waiter was granted."""
+        inside = self.is_held_here()
         with self.lock:
-            gate = ticket.gate
-            if gate is None:
-                return 0
-            if self.closed or ticket.epoch != self._epoch:
-                gate.leave(ticket)  # whoever looks at its ticket next finds that it has to enlist again, if it can
-                return 0
-            if ticket.permits and items and not self.waking:
+            share = waiter.share
+            if share is None:
+                return
+            if self.closed or waiter.epoch != self._epoch:
+                share.leave(waiter)  # it finds that it has to join a line again, if it can
+                return
+            if not (waiter.permits or inside):
+                share.balance()
+            if waiter.permits and not self.waking:
                 self.wake_loop()
-            return gate.redeem(ticket, items)
+            offer.done += share.fill(waiter, offer.rest(min(waiter.permits, len(offer.items) - offer.done)))
 
-    def leave(self, ticket: Ticket) -> None:
-        """Give up what a ticket waits for and has not used."""
+    def leave(self, waiter: ThreadWaiter) -> None:
+        """Give up what a producer waits for and has not used."""
         with self.lock:
-            if ticket.gate is not None:
-                ticket.gate.leave(ticket)
+            if waiter.share is not None:
+                waiter.share.leave(waiter)
 
     def refuse(self, count: int) -> None:
         """Count items that were turned away."""
+        if not count:
+            return
         with self.lock:
             if self.queue.config.strategy is BufferStrategy.DROP_NEWEST and not self.closed:
                 self.dropped_before += count
             else:
                 self.refused += count
 
+    def waiting(self) -> int:
+        """How many producers of other threads and loops stand in line for room."""
+        with self.lock:
+            return sum(share.waiting() for share in self._shares)
+
     def shut(self) -> None:
         """Nothing comes in any more; everybody in line is sent away."""
         with self.lock:
             self.closed = True
             self.only = None
-            for gate in self._gates:
-                gate.credits = 0
-                gate.send_away()
+            for share in self._shares:
+                share.close()
         self.attached.set()
 
     def give_back(self) -> list[Any]:
         """What came in and the queue's loop, which has ended, has not seen; nothing comes in any more."""
         self.shut()
         with self.lock:
-            items = [item for gate in self._gates for item in gate.unload()]
+            items = [item for share in self._shares for item in share.unload()]
             self.hand_in_counts()
         return items
 
@@ -207,7 +322,7 @@ class Door(Routing[T], Generic[T]):
         return sum(len(gate.inbox) for gate in tuple(self._gates))
 
     def hand_in_counts(self) -> None:
-        """Tell the queue what was turned away or dropped here."""
+        """Have the queue count what was turned away or dropped here."""
         with self.lock:
             if not (self.refused or self.dropped_before or self.dropped_after):
                 return
@@ -218,9 +333,49 @@ class Door(Routing[T], Generic[T]):
             counters.dropped_at_door += self.dropped_after
             self.refused = self.dropped_before = self.dropped_after = 0
 
+    # -- the way of an item --------------------------------------------------------------------------------------
+
+    def _route(self, item: T) -> Route:
+        """Outside the lock: what the user's selector says, if it is one that has to be asked."""
+        width = self._width
+        return (self.queue.router.ask(item, width), width) if width else NO_ROUTE
+
+    def _ask(self, offer: Offer[T]) -> None:
+        """Outside the lock: ask the user's selector, if there is one, for each item that it was not asked for."""
+        width = self._width
+        if width:
+            ask = self.queue.router.ask
+            offer.route_by(lambda item: ask(item, width), width)
+
+    def _share_of(self, item: T, route: Route) -> PartitionCredits[T] | None:
+        """Under the lock: where an item's places are; None while there is none, or if the route is out of date."""
+        if self.closed or not self._shares:
+            return None
+        if self.by_type is not None:
+            kind = type(item)
+            return self.by_type.get(kind) or self._meet(kind)
+        if self._turn is not None:
+            self._turn += 1
+            return self._shares[(self._turn - 1) % len(self._shares)]
+        if self._width:
+            return self._shares[route[0]] if route[1] == self._width else None
+        return self.only
+
+    def _meet(self, kind: Any) -> PartitionCredits[T]:
+        """A type turns up for the first time since the routes were made."""
+        places = self.queue.router.by_type or {}
+        place = places.get(kind)
+        if place is None:
+            self._met.append(kind)
+        index = stable_type_hash(kind) % len(self._shares) if place is None else place.partition.index
+        share = self._shares[index]
+        if self.by_type is not None:
+            self.by_type[kind] = share
+        return share
+
     # -- waking the loop -----------------------------------------------------------------------------------------
 
-    def wake_loop(self) -> None:
+    def wake_loop(self) -> bool:
         """Under the lock: have the loop collect; the caller may put something in afterwards."""
         try:
             self.loop.call_soon_threadsafe(self.collect)
@@ -230,6 +385,7 @@ class Door(Routing[T], Generic[T]):
                 f"queue {self.queue.name!r}: its event loop has ended; shut the queue down before the loop"
             ) from None
         self.waking = True
+        return True
 
     # -- on the queue's loop -------------------------------------------------------------------------------------
 
@@ -249,38 +405,41 @@ class Door(Routing[T], Generic[T]):
         a route that has changed since, and none passes an earlier one of its type.
         """
         router = self.queue.router
-        new = [Gate(self, partition) for partition in router.partitions[len(self._gates) :]]
+        new = [PartitionCredits(self, partition) for partition in router.partitions[len(self._shares) :]]
         with self.lock:
             self._move_in(one_by_one=True)
             self._epoch += 1
-            for gate in self._gates:
-                gate.send_away()
+            for share in self._shares:
+                share.send_away()
             if self.closed:
                 return
-            self._gates += new
+            self._shares += new
             self._met = []
             self.by_type = {} if router.by_type is not None else None
             if router.only is not None:
-                self.only = self._gates[0]
+                self.only = self._shares[0]
             elif isinstance(router.selector, RoundRobin):
                 self._turn = self._turn or 0
             elif router.by_type is None:
                 self._width = router.width
-        for gate in new if not self.evicts else ():
-            gate.partition.credits = gate
-            gate.refill()
+        for share in new if not self.evicts else ():
+            share.partition.credits = share
+            share.refill()
 
     def collect(self) -> None:
         """Move what came in into the partitions, where every item has its place already."""
         router = self.queue.router
+        inside = self.is_held_here()
         with self.lock:
             self.waking = False
             self._move_in(one_by_one=router.moving)
-            waiting = [gate for gate in self._gates if gate.line]
-        for gate in waiting:
-            gate.refill()
-            gate.queue_up()
-            gate.watch_for_circles()
+            waiting = [share for share in self._shares if share.line]
+            for share in waiting if not inside else ():
+                share.balance()
+        for share in waiting:
+            share.refill()
+            share.queue_up()
+            share.watch_for_circles()
 
     def _move_in(self, *, one_by_one: bool) -> None:
         self.hand_in_counts()
@@ -288,17 +447,17 @@ class Door(Routing[T], Generic[T]):
         for kind in self._met:
             router.route_of_type(kind)
         self._met = []
-        for gate in self._gates:
-            if gate.inbox:
-                items = gate.unload()
+        for share in self._shares:
+            if share.items:
+                items = share.unload()
                 if one_by_one:
-                    self._place_one_by_one(gate, items)
+                    self._place_one_by_one(share, items)
                 elif self.evicts:
-                    self._force(gate.partition, items)
+                    self._force(share.partition, items)
                 else:
-                    gate.partition.held -= len(items)
-                    self._put_into_lanes(gate.partition, items)
-                    gate.partition.announce()
+                    share.partition.held -= len(items)
+                    self._put_into_lanes(share.partition, items)
+                    share.partition.announce()
 
     def _put_into_lanes(self, partition: Partition[T], items: list[T]) -> None:
         lanes = partition.lanes
@@ -325,17 +484,20 @@ class Door(Routing[T], Generic[T]):
         partition.tail.extend(items)
         partition.announce()
 
-    def _place_one_by_one(self, gate: Gate[T], items: list[T]) -> None:
+    def _place_one_by_one(self, share: PartitionCredits[T], items: list[T]) -> None:
         touched: dict[ItemRoute[T], None] = {}
         for item in items:
-            place = gate.partition if self._turn is not None else self.queue.router.route(item)
+            place = share.partition if self._turn is not None else self._place_now(item, share.partition)
             if self.evicts:
-                self.queue.force(item)
+                if not place.offer(item):
+                    place.evict()
+                    self.queue.counters.dropped_after += 1
+                    place.offer(item)
                 continue
-            if place.partition is not gate.partition:
-                # The place that the door had lent stays with the item: it stands above the bound of its new
-                # partition until the next batch, once for each growth of the queue.
-                gate.partition.held -= 1
+            if place.partition is not share.partition:
+                # The place that was lent stays with the item: it stands above the bound of its new partition until
+                # the next batch, once for each growth of the queue.
+                share.partition.held -= 1
                 place.partition.held += 1
             if isinstance(place, Migration):
                 place.items.append(item)
@@ -346,13 +508,21 @@ class Door(Routing[T], Generic[T]):
         for place in touched:
             place.partition.announce()
 
+    def _place_now(self, item: T, lent_by: Partition[T]) -> ItemRoute[T]:
+        """Where an accepted item belongs by now; if the selector fails, which is the user's, where it has its place."""
+        try:
+            return self.queue.router.route(item)
+        except Exception as error:  # noqa: BLE001 - the selector's; the item was accepted, and must not be lost for it
+            log.error("selector_failed", queue=self.queue.name, partition=lent_by.index, **describe(error))
+            return lent_by
+
     def close(self) -> None:
-        """Take in what is in the inbox, then nothing more; everybody in line is sent away."""
+        """Take in what came, then nothing more; everybody in line is sent away."""
         with self.lock:
             self.collect()
             self.shut()
-        for gate in self._gates:
-            gate.partition.credits = None
+        for share in self._shares:
+            share.partition.credits = None
 
     # -- when nobody is on the loop any more ---------------------------------------------------------------------
 
@@ -362,7 +532,7 @@ class Door(Routing[T], Generic[T]):
             return
         self.shut()
         with self.lock:
-            left = sum(len(gate.inbox) for gate in self._gates)
+            left = sum(len(share.items) for share in self._shares)
         log.error(
             "queue_abandoned",
             queue=self.queue.name,
@@ -378,5 +548,5 @@ class Door(Routing[T], Generic[T]):
         self._forked = True
         self.closed = True
         self.only = None
-        for gate in self._gates:
-            gate.credits = 0
+        for share in self._shares:
+            share.free = 0

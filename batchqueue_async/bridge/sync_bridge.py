@@ -15,7 +15,7 @@ from batchqueue_async.bridge.sync_queue import SyncQueue, as_coroutine
 from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
 from batchqueue_async.queue.shutdown import CANCEL_GRACE
-from batchqueue_async.runtime.loop_calls import AskedTooLongError, answer
+from batchqueue_async.runtime.loop_calls import AskedTooLongError, wait
 from batchqueue_async.runtime.manager import LOOP_GRACE, BatchQueueManager
 from batchqueue_async.runtime.scheduler import Scheduler
 
@@ -137,7 +137,7 @@ class SyncBridge:
                 f"{self.name}: call was called on the bridge's own thread, which it would stop; await it"
             )
         try:
-            return answer(home.submit(function, *arguments), home.loop, timeout)
+            return wait(home.submit(function, *arguments), home.loop, timeout)
         except AskedTooLongError:
             called = getattr(function, "__qualname__", function)
             raise TimeoutError(f"{self.name}: call: {called} took longer than {timeout} s; wait longer") from None
@@ -173,7 +173,7 @@ class SyncBridge:
         drain = max((queue.config.drain_timeout for queue in mine), default=0.0) if timeout is None else timeout
         patience = max(0.0, drain) + CANCEL_GRACE + 2 * LOOP_GRACE
         try:
-            reports = answer(home.submit(self._end_queues, mine, timeout), home.loop, patience)
+            reports = wait(home.submit(self._end_queues, mine, timeout), home.loop, patience)
         except (AskedTooLongError, QueueClosedError):
             log.error("loop_stalled", bridge=self.name, timeout=drain)
             reports = {queue.name: queue.abandon() for queue in mine}

@@ -1,26 +1,34 @@
 """One queue, as threads and other event loops use it.
 
-Handlers stay async and run on the queue's loop; only the callers are elsewhere. Producing is in `sync_producing.py`;
-here is what is asked of the loop: to deliver, to flush, to add a handler, for numbers, and to shut down.
+Handlers stay async and run on the queue's loop; only the callers are elsewhere. A single item costs a lock and an
+append; a future, a task or a wake-up of the loop is made for many at once. Only a producer that finds no room does
+more: it stands in line, and looks now and then whether the loop is still there. All other calls ask the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async.bridge.sync_producing import SyncProducing, drain_here, handler_of
+from batchqueue_async.bridge.credits import Parker, ThreadWaiter
+from batchqueue_async.bridge.inbox import Offer, ThreadInbox
 from batchqueue_async.bridge.watchdog import watchdog
-from batchqueue_async.errors import DeadlockError, QueueClosedError
+from batchqueue_async.errors import DeadlockError, PartlyAcceptedError, QueueClosedError
 from batchqueue_async.queue.adapters import InThread
+from batchqueue_async.queue.deadlock import caller_here
+from batchqueue_async.queue.round import round_here
 from batchqueue_async.queue.shutdown import CANCEL_GRACE
 from batchqueue_async.runtime.loop_calls import (
     AskedTooLongError,
-    answer,
-    answer_async,
-    start,
+    deadline_of,
+    is_over,
+    left_of,
+    submit,
+    wait,
+    wait_async,
 )
 from batchqueue_async.runtime.manager import LOOP_GRACE
 
@@ -29,13 +37,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from batchqueue_async.config import Handler
+    from batchqueue_async.queue.batch_queue import BatchQueue
+    from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.stats import QueueStats, ShutdownReport
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+MEETING = 1.0
+"""Seconds that a new bridge waits for its queue's loop: only a loop that is blocked takes longer than a moment."""
 
-class SyncQueue(SyncProducing[T], Generic[T]):
+
+class SyncQueue(Generic[T]):
     """One queue, as threads use it; the `..._async` twins are for event loops other than the queue's own.
 
     `produce` says False when its timeout is over; every other call raises `TimeoutError`.
@@ -49,6 +62,287 @@ class SyncQueue(SyncProducing[T], Generic[T]):
         ...     queue.deliver([1, 2, 3], timeout=5)
         6
     """
+
+    def __init__(self, queue: BatchQueue[T]) -> None:
+        self._queue = queue
+        self._inbox: ThreadInbox[T] = ThreadInbox(queue)
+        self._loop = queue.loop
+        queue.attach_inbox(self._inbox)
+        if queue.on_own_thread():
+            self._inbox.attach()
+        else:
+            try:
+                self._loop.call_soon_threadsafe(self._inbox.attach)
+            except RuntimeError:
+                raise QueueClosedError(f"queue {self.name!r}: its event loop has ended; make a new queue") from None
+        watchdog.watch(self._inbox)
+
+    def meet(self) -> None:
+        """Give the queue's loop a moment to lend the first places, so that the first call finds them."""
+        if not self._inbox.attached.is_set() and not self._queue.on_own_thread():
+            self._inbox.attached.wait(MEETING)
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._queue.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue takes nothing any more."""
+        return self._inbox.closed or self._queue.closed
+
+    def __repr__(self) -> str:
+        return f"<SyncQueue of {self._queue!r}>"
+
+    # -- producing from a thread ---------------------------------------------------------------------------------
+
+    def produce(self, item: T, timeout: float | None = None) -> bool:
+        """Put an item in; under `BLOCKING` wait for room in this thread, first come, first served.
+
+        Args:
+            item: what to put in.
+            timeout: seconds to wait for room at the most; None waits, within the queue's `block_timeout`.
+
+        Returns:
+            True when the item was accepted. False when there was no room in time, or the queue is closed.
+
+        Raises:
+            DeadlockError: the wait could only be ended by the caller itself.
+            ForkedError: in a child process that was forked after the bridge was made.
+        """
+        # Written out here, as in the queue's own `produce`: a further call would cost as much as the rest of it, and
+        # `with` twice as much as the two calls that it makes. An interrupt comes between no two steps that matter:
+        # it is seen as the wait for the lock ends without it, or after a call, and `release` is past the `try`. The
+        # place is looked for again after the wake-up, in which a signal handler of this thread may have taken it.
+        inbox = self._inbox
+        release = inbox.release
+        try:
+            inbox.acquire()
+            share = inbox.only
+            if share is None and inbox.by_type is not None:
+                share = inbox.by_type.get(type(item))
+            if share is not None and share.free and (inbox.waking or inbox.wake_loop()) and share.free:
+                share.free -= 1
+                share.items.append(item)
+                accepted = True
+            else:
+                accepted = False
+        except BaseException:
+            inbox.let_go()
+            raise
+        release()
+        return accepted or self._produce_late(item, timeout)
+
+    def _produce_late(self, item: T, timeout: float | None) -> bool:
+        inbox = self._inbox
+        route = inbox.put(item)
+        if route is None:
+            return True
+        offer = Offer((item,), route)
+        deadline = self._deadline(timeout)
+        if self._meet(deadline):
+            inbox.put_many(offer)
+        if not offer.complete and inbox.waits and not inbox.closed and not is_over(deadline):
+            self._wait_in_line(offer, deadline)
+        inbox.refuse(offer.left)
+        return offer.complete
+
+    def produce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
+        """Put items in, in bulk; under `BLOCKING` wait for room for the rest.
+
+        Returns:
+            How many were accepted: always the first ones; less than all when the queue has no room and does not
+            wait, or not longer than `block_timeout`, or was closed.
+
+        Raises:
+            PartlyAcceptedError: a `TimeoutError` whose `accepted` says how many came in before the timeout.
+        """
+        inbox = self._inbox
+        batch: list[T] = items if isinstance(items, list) else list(items)
+        count = len(batch)
+        with inbox.lock:
+            share = inbox.only
+            if (
+                share is not None
+                and share.free >= count
+                and (inbox.waking or inbox.wake_loop())
+                and share.free >= count
+            ):
+                share.free -= count
+                share.items.extend(batch)
+                return count
+        return self._produce_many_late(Offer(batch), timeout)
+
+    def _produce_many_late(self, offer: Offer[T], timeout: float | None) -> int:
+        inbox = self._inbox
+        inbox.put_many(offer)
+        if offer.complete:
+            return offer.done
+        deadline = self._deadline(timeout)
+        if self._meet(deadline):
+            inbox.put_many(offer)
+        while not offer.complete and inbox.waits and not inbox.closed and not is_over(deadline):
+            if not self._wait_in_line(offer, deadline):
+                break
+            inbox.put_many(offer)
+        return self._count(offer, timeout, deadline)
+
+    def _count(self, offer: Offer[T], timeout: float | None, deadline: float | None) -> int:
+        """How many of the items came in; an error if that is for the caller's timeout."""
+        if offer.complete:
+            return offer.done
+        self._inbox.refuse(offer.left)
+        own = self._queue.config.block_timeout
+        if timeout is None or not self._inbox.waits or self._inbox.closed or (own is not None and own < timeout):
+            return offer.done
+        if not is_over(deadline):
+            return offer.done
+        raise PartlyAcceptedError(
+            f"queue {self.name!r}: produce_many: {offer.done} of {len(offer.items)} items found room within "
+            f"{timeout} s; the error's `accepted` says how many; produce the rest later, or wait longer",
+            accepted=offer.done,
+        )
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        own = self._queue.config.block_timeout
+        return deadline_of(min((each for each in (timeout, own) if each is not None), default=None))
+
+    def _meet(self, deadline: float | None) -> bool:
+        """Let the inbox meet its queue, and make what room there is; whether it makes sense to try once more."""
+        inbox = self._inbox
+        inbox.check()
+        if self._queue.on_own_thread():
+            inbox.attach()
+            inbox.collect()  # which nobody else would do while the caller runs
+            return True
+        if inbox.attached.is_set():
+            return False
+        while not inbox.attached.is_set() and self._loop.is_running() and not is_over(deadline):
+            inbox.attached.wait(left_of(deadline))
+        return True
+
+    def _wait_in_line(self, offer: Offer[T], deadline: float | None) -> bool:
+        """Wait for places for the offer's next items that all go to one partition; whether they all got one."""
+        if self._queue.on_own_thread():
+            raise self._deadlock("it came from the thread of the queue's own loop, which it would stop")
+        inbox = self._inbox
+        if inbox.is_held_here():
+            # A signal handler or a finalizer, in the midst of a call of this very thread: to wait would be for ever,
+            # and to raise would tear that call apart.
+            return False
+        parker = Parker()
+        waiter = ThreadWaiter(parker.wake)
+        drain = drain_here()
+        # The thread of an `in_thread` handler is its drain task's call: whoever waits for that waits for this.
+        waiter.drain = drain if isinstance(handler_of(drain), InThread) else None
+        goal = offer.done + 1
+        try:
+            while offer.done < goal and not (is_over(deadline) or self._is_lost()):
+                if waiter.share is None:
+                    parker.renew()
+                    if not inbox.wait_for(waiter, offer):
+                        break
+                    goal = offer.done + waiter.permits + waiter.want
+                    self._forbid_own_wait(waiter, drain)
+                else:
+                    parker.sleep(left_of(deadline))
+                    with inbox.lock:
+                        parker.renew()
+                        inbox.fill(waiter, offer)
+                if waiter.stuck:
+                    raise self._deadlock("the handlers that would make room wait for each other in a circle")
+            return offer.done >= goal
+        finally:
+            inbox.leave(waiter)
+
+    def _forbid_own_wait(self, waiter: ThreadWaiter, drain: DrainTask[Any] | None) -> None:
+        share = waiter.share
+        if drain is not None and share is not None and not waiter.permits and share.partition.owner is drain:
+            raise self._deadlock(f"partition {share.partition.index} is drained only after this handler returns")
+
+    def _deadlock(self, reason: str) -> DeadlockError:
+        return DeadlockError(
+            f"queue {self.name!r}: produce would have to wait for room, and could never return: {reason}; "
+            "await the queue's own methods, produce with timeout=0, or into another queue"
+        )
+
+    def _is_lost(self) -> bool:
+        if self._loop.is_closed():
+            self._inbox.loop_ended()
+            return True
+        return False
+
+    # -- producing from another event loop -----------------------------------------------------------------------
+
+    async def produce_async(self, item: T, timeout: float | None = None) -> bool:
+        """`produce` for a coroutine on another event loop; cancelling it while it waits leaves no trace."""
+        inbox = self._inbox
+        route = inbox.put(item)
+        if route is None:
+            return True
+        if asyncio.get_running_loop() is self._loop:
+            return await self._produce_at_home(item, timeout)
+        offer = Offer((item,), route)
+        await self._put_async(offer, self._deadline(timeout))
+        inbox.refuse(offer.left)
+        return offer.complete
+
+    async def _produce_at_home(self, item: T, timeout: float | None) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._queue.produce(item)
+        except TimeoutError:
+            self._inbox.refuse(1)
+            return False
+
+    async def produce_many_async(self, items: Iterable[T], timeout: float | None = None) -> int:
+        """`produce_many` for a coroutine on another event loop; cancelled while it waits, it has put in a prefix."""
+        offer = Offer(items if isinstance(items, list | tuple) else list(items))
+        self._inbox.put_many(offer)
+        if offer.complete:
+            return offer.done
+        deadline = self._deadline(timeout)
+        await self._put_async(offer, deadline)
+        return self._count(offer, timeout, deadline)
+
+    async def _put_async(self, offer: Offer[T], deadline: float | None) -> None:
+        """Put the offer's items in, waiting for room as long as `deadline` allows."""
+        inbox = self._inbox
+        if not inbox.attached.is_set():
+            await asyncio.to_thread(self._meet, deadline)
+        while True:
+            inbox.put_many(offer)
+            if offer.complete or not inbox.waits or inbox.closed or is_over(deadline):
+                return
+            if not await self._wait_in_line_async(offer, deadline):
+                return
+
+    async def _wait_in_line_async(self, offer: Offer[T], deadline: float | None) -> bool:
+        inbox = self._inbox
+        wakened = asyncio.Event()
+        waiter = ThreadWaiter(partial(_wake_other_loop, asyncio.get_running_loop(), wakened))
+        drain = drain_here()
+        # What a task that a handler started waits for, its handler need not wait for.
+        waiter.drain = caller_here()
+        goal = offer.done + 1
+        try:
+            while offer.done < goal and not (is_over(deadline) or self._is_lost()):
+                wakened.clear()
+                if waiter.share is None:
+                    if not inbox.wait_for(waiter, offer):
+                        break
+                    goal = offer.done + waiter.permits + waiter.want
+                    self._forbid_own_wait(waiter, drain)
+                else:
+                    if not waiter.permits:
+                        await _first(wakened, left_of(deadline))
+                    inbox.fill(waiter, offer)
+                if waiter.stuck:
+                    raise self._deadlock("the handlers that would make room wait for each other in a circle")
+            return offer.done >= goal
+        finally:
+            inbox.leave(waiter)
 
     # -- everything else, on the queue's loop --------------------------------------------------------------------
 
@@ -125,7 +419,7 @@ class SyncQueue(SyncProducing[T], Generic[T]):
             )
 
     def _last_stats(self) -> QueueStats:
-        self._door.hand_in_counts()
+        self._inbox.hand_in_counts()
         return self._with_lag(self._queue.stats())
 
     def _patience(self, timeout: float | None) -> float:
@@ -136,31 +430,31 @@ class SyncQueue(SyncProducing[T], Generic[T]):
         return dataclasses.replace(stats, loop_lag=watchdog.lag(self._loop))
 
     def _ask(self, call: str, make: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> R:
-        self._door.check()
+        self._inbox.check()
         if self._queue.on_own_thread():
             raise DeadlockError(
                 f"queue {self.name!r}: {call} was called on the thread of the queue's own loop, which it would stop; "
                 "await the queue's own methods there"
             )
         try:
-            return answer(self._start(call, make), self._loop, timeout)
+            return wait(self._submit(call, make), self._loop, timeout)
         except AskedTooLongError:
             raise self._too_late(call, timeout) from None
 
     async def _ask_async(self, call: str, make: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> R:
-        self._door.check()
+        self._inbox.check()
         if asyncio.get_running_loop() is self._loop:
             async with asyncio.timeout(timeout):
                 return await make()
         try:
-            return await answer_async(self._start(call, make), self._loop, timeout)
+            return await wait_async(self._submit(call, make), self._loop, timeout)
         except AskedTooLongError:
             raise self._too_late(call, timeout) from None
 
-    def _start(self, call: str, make: Callable[[], Coroutine[Any, Any, R]]) -> concurrent.futures.Future[R]:
+    def _submit(self, call: str, make: Callable[[], Coroutine[Any, Any, R]]) -> concurrent.futures.Future[R]:
         if self._loop.is_running():
             try:
-                return start(self._loop, make)
+                return submit(self._loop, make)
             except RuntimeError:
                 pass  # the loop closed between the two lines
         raise QueueClosedError(f"queue {self.name!r}: {call}: its event loop does not run any more; make a new queue")
@@ -171,10 +465,34 @@ class SyncQueue(SyncProducing[T], Generic[T]):
         held = f"its loop has not answered for {lag:.1f} s ({suspect})" if lag > 1 else "its handlers are not done"
         return TimeoutError(f"queue {self.name!r}: {call} took longer than {timeout} s: {held}; wait longer")
 
-    def __repr__(self) -> str:
-        return f"<SyncQueue of {self._queue!r}>"
-
 
 async def as_coroutine(function: Callable[..., R], *arguments: Any) -> R:
     """Call a function where a coroutine is wanted."""
     return function(*arguments)
+
+
+def handler_of(drain: DrainTask[Any] | None) -> object:
+    """The handler that a drain task is calling."""
+    entry = None if drain is None or drain.round is None else drain.round.entry_here()
+    return None if entry is None else entry.handler
+
+
+def drain_here() -> DrainTask[Any] | None:
+    """The drain task in whose handler call, or in what it started, this code runs."""
+    round_ = round_here()
+    return None if round_ is None else round_.drain
+
+
+def _wake_other_loop(loop: asyncio.AbstractEventLoop, wakened: asyncio.Event) -> bool:
+    try:
+        loop.call_soon_threadsafe(wakened.set)
+    except RuntimeError:
+        return False  # closed under a producer that nobody cancelled
+    return True
+
+
+async def _first(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, `seconds` at the most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 import time
 import weakref
 from collections import deque
+from sys import _current_frames  # documented, for all its name
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import forks, log
@@ -16,7 +16,7 @@ from batchqueue_async._support import forks, log
 if TYPE_CHECKING:
     from types import FrameType
 
-    from batchqueue_async.bridge.inbox import Door
+    from batchqueue_async.bridge.inbox import ThreadInbox
 
 INTERVAL = 0.25
 """Seconds between two looks at every loop."""
@@ -31,7 +31,7 @@ class Pulse:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.doors: weakref.WeakSet[Door[Any]] = weakref.WeakSet()
+        self.inboxes: weakref.WeakSet[ThreadInbox[Any]] = weakref.WeakSet()
         self._asked: float | None = None
         self._lags = deque[float](maxlen=REMEMBERED)
         self._report_at = STALLED_AFTER
@@ -43,8 +43,8 @@ class Pulse:
 
     def loop_ended(self) -> None:
         """Nobody looks after the queues of a loop that was closed under them."""
-        for door in list(self.doors):
-            door.loop_ended()
+        for inbox in list(self.inboxes):
+            inbox.loop_ended()
 
     def ask(self, now: float) -> None:
         """Ask for a sign of life, or report that the last one is overdue."""
@@ -69,14 +69,14 @@ class Pulse:
         thread_id = 0
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
             running = asyncio.current_task(self.loop)
-            for door in list(self.doors):
-                name = door.queue.handler_of(running)
+            for inbox in list(self.inboxes):
+                name = inbox.queue.handler_of(running)
                 if name is not None:
-                    found.update(queue=door.queue.name, handler=name)
-                thread_id = thread_id or door.thread_id
+                    found.update(queue=inbox.queue.name, handler=name)
+                thread_id = thread_id or inbox.thread_id
             if running is not None:
                 found.setdefault("task", running.get_name())
-        frame = sys._current_frames().get(thread_id)
+        frame = _current_frames().get(thread_id)
         if frame is not None:
             found["where"] = _place(frame)
         return found
@@ -95,13 +95,13 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         forks.watch(self)
 
-    def watch(self, door: Door[Any]) -> None:
-        """Look after the loop of a door's queue."""
+    def watch(self, inbox: ThreadInbox[Any]) -> None:
+        """Look after the loop of a inbox's queue."""
         with self._lock:
-            pulse = self._pulses.get(id(door.loop))
-            if pulse is None or pulse.loop is not door.loop:
-                pulse = self._pulses[id(door.loop)] = Pulse(door.loop)
-            pulse.doors.add(door)
+            pulse = self._pulses.get(id(inbox.loop))
+            if pulse is None or pulse.loop is not inbox.loop:
+                pulse = self._pulses[id(inbox.loop)] = Pulse(inbox.loop)
+            pulse.inboxes.add(inbox)
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="batchqueue-watchdog", daemon=True)
                 # From Python 3.12 on no thread starts once the interpreter shuts down; a queue can do without.
@@ -128,7 +128,7 @@ class Watchdog:
                 pulses = list(self._pulses.items())
                 ended = [pulse for _, pulse in pulses if pulse.loop.is_closed()]
                 for key, pulse in pulses:
-                    if pulse in ended or all(door.closed for door in list(pulse.doors)):
+                    if pulse in ended or all(inbox.closed for inbox in list(pulse.inboxes)):
                         del self._pulses[key]
                 beating = list(self._pulses.values())
                 if not beating:

@@ -25,7 +25,7 @@ GLANCE = 0.5
 """Seconds between two looks at a loop that somebody waits for."""
 
 
-def start(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, R]]) -> Future[R]:
+def submit(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, R]]) -> Future[R]:
     """Have a loop make and run a coroutine; raises RuntimeError if it is closed. Cancelling the future cancels it.
 
     Unlike `asyncio.run_coroutine_threadsafe` it makes the coroutine on the loop, so that a loop which closes before
@@ -84,8 +84,8 @@ class AskedTooLongError(Exception):
     """The timeout passed before the answer came, which was cancelled."""
 
 
-def answer(future: Future[R], loop: asyncio.AbstractEventLoop, timeout: float | None) -> R:
-    """Wait in this thread for what `start` started.
+def wait(future: Future[R], loop: asyncio.AbstractEventLoop, timeout: float | None) -> R:
+    """Wait in this thread for what `submit` started.
 
     Raises:
         AskedTooLongError: `timeout` seconds passed first.
@@ -101,8 +101,8 @@ def answer(future: Future[R], loop: asyncio.AbstractEventLoop, timeout: float | 
         future.cancel()  # for a KeyboardInterrupt; without effect on a future that is done
 
 
-async def answer_async(future: Future[R], loop: asyncio.AbstractEventLoop, timeout: float | None) -> R:
-    """Wait on this loop for what `start` started on another; cancelling the wait cancels it."""
+async def wait_async(future: Future[R], loop: asyncio.AbstractEventLoop, timeout: float | None) -> R:
+    """Wait on this loop for what `submit` started on another; cancelling the wait cancels it."""
     deadline = deadline_of(timeout)
     mine = asyncio.wrap_future(future)
     try:

@@ -15,7 +15,7 @@ from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError, QueueExistsError
 from batchqueue_async.queue.batch_queue import BatchQueue
 from batchqueue_async.queue.shutdown import CANCEL_GRACE
-from batchqueue_async.runtime.loop_calls import AskedTooLongError, answer, answer_async, start
+from batchqueue_async.runtime.loop_calls import AskedTooLongError, submit, wait, wait_async
 from batchqueue_async.runtime.scheduler import Scheduler, stop_all
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class BatchQueueManager:
             if queue.loop.is_running() and not queue.ended:
                 with contextlib.suppress(RuntimeError):  # the loop ended between the two lines
                     before = queue.counters.handled
-                    ending.append(partial(_await_exit, queue, start(queue.loop, queue.shutdown), before, begun))
+                    ending.append(partial(_await_exit, queue, submit(queue.loop, queue.shutdown), before, begun))
         return ending
 
     def _forbid_shutdown_here(self, queues: list[BatchQueue[Any]], schedulers: list[Scheduler]) -> None:
@@ -245,8 +245,8 @@ class BatchQueueManager:
         allowed = queue.config.drain_timeout if timeout is None else timeout
         if queue.loop.is_running():
             try:
-                ending = start(queue.loop, partial(queue.shutdown, timeout))
-                return await answer_async(ending, queue.loop, max(0.0, allowed) + CANCEL_GRACE + LOOP_GRACE)
+                ending = submit(queue.loop, partial(queue.shutdown, timeout))
+                return await wait_async(ending, queue.loop, max(0.0, allowed) + CANCEL_GRACE + LOOP_GRACE)
             except AskedTooLongError:
                 log.error("loop_stalled", queue=queue.name, timeout=allowed)
             except (QueueClosedError, RuntimeError):
@@ -268,8 +268,8 @@ _open_managers: set[BatchQueueManager] = set()
 @atexit.register
 def _drain_all_at_exit() -> None:
     """Loops in daemon threads still run here, and no thread has to be started: this is the last moment that works."""
-    for wait in [wait for manager in list(_open_managers) for wait in manager.drain_at_exit()]:
-        wait()
+    for finish in [finish for manager in list(_open_managers) for finish in manager.drain_at_exit()]:
+        finish()
     stop_all(LOOP_GRACE)
 
 
@@ -278,7 +278,7 @@ def _await_exit(
 ) -> None:
     left = begun + queue.config.drain_timeout + CANCEL_GRACE + LOOP_GRACE - time.monotonic()
     try:
-        report = answer(future, queue.loop, max(0.0, left))
+        report = wait(future, queue.loop, max(0.0, left))
     except (AskedTooLongError, QueueClosedError):
         report = queue.abandon()
     tell = log.warning if report.handled > before or report.undelivered else log.debug

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from batchqueue_async._support import log
 from batchqueue_async.errors import ForkedError, QueueClosedError, WrongLoopError
 from batchqueue_async.queue.limiter import CallLimiter
-from batchqueue_async.runtime.loop_calls import start
+from batchqueue_async.runtime.loop_calls import submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -128,7 +128,7 @@ class Scheduler:
         """Start a coroutine function on the scheduler's loop, from any thread."""
         self.check()
         try:
-            return start(self.loop, partial(function, *arguments))
+            return submit(self.loop, partial(function, *arguments))
         except RuntimeError:
             raise self._stopped() from None
 

@@ -479,7 +479,7 @@ def test_an_interrupt_while_flushing_can_be_followed_by_anything(bridge):
 
 
 def test_a_signal_handler_may_produce_while_its_thread_is_producing(bridge):
-    """It never waits: where it interrupts a call that holds the door's lock, nobody could make room."""
+    """It never waits: where it interrupts a call that holds the inbox's lock, nobody could make room."""
     import signal
 
     handler = Held(held=False)

@@ -114,21 +114,20 @@ def test_a_wait_ends_at_its_timeout_at_block_timeout_and_at_close(bridge):
 
 
 @pytest.mark.parametrize("granted", [2, 10])
-def test_a_producer_that_has_room_when_the_door_closes_is_sent_away_and_leaves_none_behind(bridge, granted):
+def test_a_producer_that_has_room_when_the_inbox_closes_is_sent_away_and_leaves_none_behind(bridge, granted):
     handler = Held()
     queue = bridge.get_or_create("b", bq.QueueConfig(consumer=handler, buffer_size=4, max_batch=1))
     fill(queue, handler)
     queue.produce_many(range(4))
-    door = queue._door
+    inbox = queue._inbox
     waiting = Caller(queue.produce_many, range(10))
     until(lambda: in_line(queue) == 1)
 
     async def close_between_grant_and_use():
-        with door.lock:  # the waiting thread can't use what it is granted here before the door is closed
-            gate = door._gates[0]
-            gate.partition.held += granted
-            gate.credits += granted
-            gate.serve()
+        with inbox.lock:  # the waiting thread can't use what it is granted here before the inbox is closed
+            share = inbox._shares[0]
+            share.partition.hold(granted)
+            share._lend(granted)
             queue._queue.close_gate()
 
     bridge.call(close_between_grant_and_use, timeout=PATIENCE)
@@ -224,7 +223,7 @@ def test_drop_oldest_keeps_the_newest_of_each_partition(bridge, partitions):
 
 
 async def _hold_loop_and_produce(queue, kinds):
-    """While the loop does not get to collect, all partitions' items have room at the door."""
+    """While the loop does not get to collect, all partitions' items have room in the inbox."""
     caller = Caller(lambda: [queue.produce(kind(number)) for number in range(10) for kind in kinds])
     return caller.outcome()
 
@@ -336,7 +335,7 @@ def test_a_selector_runs_outside_the_lock(bridge):
     with lock:
         waiting = Caller(queue.produce, 1)
         queue.stats(timeout=PATIENCE)
-        with queue._door.lock:
+        with queue._inbox.lock:
             pass
     assert waiting.outcome()
 
@@ -431,7 +430,7 @@ def test_a_thread_that_waits_while_its_type_moves_is_served_at_the_new_place(bri
     assert numbers.index(4) < numbers.index(5)
 
 
-def test_the_loops_own_producer_finds_room_in_a_partition_whose_places_the_door_has():
+def test_the_loops_own_producer_finds_room_in_a_partition_whose_places_the_inbox_has():
     """A type is on its way to an empty partition, all of whose places are lent to threads that do not use them."""
 
     async def main():
@@ -658,8 +657,8 @@ def test_threads_that_wait_are_lent_all_the_room_unless_the_loop_needs_some(brid
     handler.open()
     assert waiting.outcome() == 15
     queue.flush(timeout=PATIENCE)
-    with queue._door.lock:
-        assert [gate.credits for gate in queue._door._gates] == [10]
+    with queue._inbox.lock:
+        assert [share.free for share in queue._inbox._shares] == [10]
 
 
 async def test_those_who_come_into_line_as_it_is_served_are_served_with_the_room_that_is_left():

@@ -1,4 +1,4 @@
-"""A loop that is never idle lets the threads run that it has granted places."""
+"""A loop that is never idle lets the threads run that it has granted places; and places are never lost."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 import batchqueue_async as bq
-from batchqueue_async.bridge import credits as gates
-from batchqueue_async.bridge.credits import LONGEST_PAUSE, PAUSE_SHARE, SHORTEST_PAUSE, Ticket
+from batchqueue_async.bridge import credits as credits_module
+from batchqueue_async.bridge.credits import LONGEST_PAUSE, PAUSE_SHARE, SHORTEST_PAUSE, LoopPause, ThreadWaiter
+from batchqueue_async.bridge.inbox import Offer
 
 
 class Clock:
-    """Time that passes only in sleeps and when told to."""
+    """Time that passes only in sleeps, which take twice as long as they were meant to, and when told to."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -24,20 +25,20 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
-        self.now += seconds
+        self.now += 2 * seconds
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(gates, "time", clock)
-    monkeypatch.setattr(gates, "HAS_GIL", True)
+    monkeypatch.setattr(credits_module, "time", clock)
+    monkeypatch.setattr(credits_module, "HAS_GIL", True)
     return clock
 
 
 @pytest.fixture
 async def place():
-    """A queue of one place, its gate, and a ticket of a thread that stands in line for the place."""
+    """A queue of one place, its share of the inbox, and a waiter of a thread that stands in line for the place."""
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def handle(batch):
@@ -46,71 +47,86 @@ async def place():
 
     async with bq.BatchQueueManager() as manager:
         queue = manager.create("q", bq.QueueConfig(consumer=handle, buffer_size=1, max_batch=1))
-        queue.bridge()
+        inbox = queue.bridge()._inbox
         await queue.produce("held")
         await entered.wait()
         await queue.produce("fills")
-        door = queue._inbox
-        ticket = Ticket(lambda: True)
-        assert door.enlist(ticket, "thread's", 1)
+        waiter = ThreadWaiter(lambda: True)
+        offer = Offer(["thread's"])
+        assert inbox.wait_for(waiter, offer)
         await asyncio.sleep(0)
         own = asyncio.create_task(queue.produce("own"))
         await asyncio.sleep(0)
-        yield SimpleNamespace(queue=queue, door=door, gate=ticket.gate, ticket=ticket, own=own)
+        yield SimpleNamespace(queue=queue, inbox=inbox, share=waiter.share, waiter=waiter, offer=offer, own=own)
         leave.set()
-        door.leave(ticket)
+        inbox.leave(waiter)
         await own
 
 
 def free_the_place(place):
     partition = place.queue.router.partitions[0]
     assert partition.take(1) == ["fills"]
-    assert place.ticket.permits == 1
+    assert place.waiter.permits == 1
 
 
 async def test_the_loop_pauses_longer_each_time_that_the_thread_did_not_come(clock, place):
     free_the_place(place)
     for _ in range(8):
-        clock.now += PAUSE_SHARE * LONGEST_PAUSE
-        place.gate.refill()
+        clock.now += 2 * LONGEST_PAUSE / PAUSE_SHARE
+        place.share.refill()
     assert clock.pauses[:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE, 4 * SHORTEST_PAUSE]
     assert clock.pauses[-1] == LONGEST_PAUSE
 
 
-async def test_pauses_take_a_small_share_of_the_time(clock, place):
-    free_the_place(place)
-    for _ in range(1_000):
-        clock.now += SHORTEST_PAUSE / 10
-        place.gate.refill()
-    assert clock.pauses
-    assert sum(clock.pauses) <= (clock.now - 1_000.0) / PAUSE_SHARE + LONGEST_PAUSE
-
-
 async def test_a_thread_that_came_is_owed_nothing(clock, place):
     free_the_place(place)
-    place.gate.refill()
-    place.gate.pause = LONGEST_PAUSE
+    place.share.refill()
+    place.inbox.pause.length = LONGEST_PAUSE
     before = len(clock.pauses)
-    assert place.door.redeem(place.ticket, ["thread's"]) == 1
+    place.inbox.fill(place.waiter, place.offer)
+    assert place.offer.complete
     clock.now += 1.0
-    place.gate.refill()
+    place.share.refill()
     assert len(clock.pauses) == before
-    assert (place.gate.owed, place.gate.pause) == (0, SHORTEST_PAUSE)
+    assert place.inbox.pause.length == SHORTEST_PAUSE
 
 
 async def test_a_thread_that_left_is_owed_nothing(clock, place):
     free_the_place(place)
-    place.door.leave(place.ticket)
+    place.inbox.leave(place.waiter)
     before = len(clock.pauses)
     clock.now += 1.0
-    place.gate.refill()
-    assert place.gate.owed == 0
+    place.share.refill()
     assert len(clock.pauses) == before
 
 
 async def test_where_threads_run_at_once_there_is_no_pause(clock, place, monkeypatch):
-    monkeypatch.setattr(gates, "HAS_GIL", False)
+    monkeypatch.setattr(credits_module, "HAS_GIL", False)
     free_the_place(place)
     clock.now += 1.0
-    place.gate.refill()
+    place.share.refill()
     assert clock.pauses == []
+
+
+@pytest.mark.parametrize("queues", [1, 5])
+def test_c_18_pauses_take_their_share_of_the_time_by_the_clock_for_all_queues_of_a_loop_together(clock, queues):
+    loop, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+    try:
+        pauses = [credits_module.pause_of(loop) for _ in range(queues)]
+        for step in range(20_000):
+            clock.now += SHORTEST_PAUSE / 10
+            for pause in pauses:
+                pause.take()
+            if not step % 50:
+                pauses[0].worked()
+        assert len(clock.pauses) > 10
+        assert 2 * sum(clock.pauses) <= PAUSE_SHARE * (clock.now - 1_000.0) + 2 * LONGEST_PAUSE
+        assert credits_module.pause_of(other) is not pauses[0]
+    finally:
+        loop.close()
+        other.close()
+
+
+def test_a_fresh_loop_pauses_when_first_asked(clock):
+    LoopPause().take()
+    assert clock.pauses == [SHORTEST_PAUSE]

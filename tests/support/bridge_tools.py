@@ -47,6 +47,11 @@ class Held:
     def wait_for_call(self) -> None:
         assert self.entered.acquire(timeout=PATIENCE)
 
+    def hold(self) -> None:
+        """Keep every batch from now on."""
+        with self._lock:
+            self._held = True
+
     def let_one_go(self) -> None:
         with self._lock:
             loop, future = self._waiting.pop(0)
@@ -100,8 +105,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def in_line(queue: bq.SyncQueue[Any]) -> int:
     """How many producers of other threads and loops wait for room."""
-    with queue._door.lock:
-        return sum(len(gate.line) for gate in queue._door._gates)
+    return queue._inbox.waiting()
 
 
 def fill(queue: bq.SyncQueue[Any], held: Held, first: Any = "first") -> None:
