@@ -5,18 +5,17 @@ Handlers stay async and run on the bridge's loop; only the callers are elsewhere
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from batchqueue_async._support import forks, log
+from batchqueue_async._support import forks
 from batchqueue_async.bridge.sync_queue import SyncQueue, as_coroutine
 from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
-from batchqueue_async.queue.shutdown import CANCEL_GRACE
-from batchqueue_async.runtime.loop_calls import AskedTooLongError, wait
-from batchqueue_async.runtime.manager import LOOP_GRACE, BatchQueueManager
+from batchqueue_async.runtime.at_exit import exit_drain
+from batchqueue_async.runtime.loop_calls import AskedTooLongError, check_timeout, wait
+from batchqueue_async.runtime.manager import BatchQueueManager
 from batchqueue_async.runtime.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from batchqueue_async.config import QueueConfig
-    from batchqueue_async.queue.batch_queue import BatchQueue
     from batchqueue_async.queue.stats import ShutdownReport
 
 T = TypeVar("T")
@@ -60,7 +58,8 @@ class SyncBridge:
     def __init__(self, manager: BatchQueueManager | None = None) -> None:
         self._own_manager = manager is None
         self._manager = manager or BatchQueueManager()
-        self._lock = threading.Lock()
+        # It can be taken again by its holder: a signal handler may close the bridge that its thread is starting.
+        self._lock = threading.RLock()
         self._home: Scheduler | None = None
         self._closed = False
         self._forked = False
@@ -74,7 +73,7 @@ class SyncBridge:
 
     def after_fork(self) -> None:
         """In a forked child: a lock that another thread held would stay locked."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._forked = True
 
     def _check(self) -> None:
@@ -93,9 +92,9 @@ class SyncBridge:
             return self._start()
 
     def _start(self) -> Scheduler:
-        if self._home is None:
+        if self._home is None or not self._home.running:
             self._home = Scheduler(self.name, WorkerPolicy.io_bound())
-            self._manager.close_at_exit()
+            exit_drain.add(self._manager)
         return self._home
 
     def get_or_create(
@@ -103,9 +102,8 @@ class SyncBridge:
     ) -> SyncQueue[T]:
         """The queue of that name; made on the bridge's loop, or on the scheduler that `config` names."""
         self._check()
-        existing = self._manager.get(name)
         shared = config is not None and config.scheduler is not None
-        if shared or (existing is not None and not existing.ended):
+        if shared or self._manager.find(name) is not None:
             return self._manager.get_or_create(name, config).bridge()
         made = self.call(as_coroutine, self._make, name, config, timeout=timeout)
         return cast("SyncQueue[T]", made)
@@ -131,13 +129,14 @@ class SyncBridge:
         Raises:
             TimeoutError: it took longer than `timeout` seconds; it was cancelled.
         """
+        check_timeout(f"{self.name}: call", timeout)
         home = self._scheduler()
         if home.is_current:
             raise DeadlockError(
                 f"{self.name}: call was called on the bridge's own thread, which it would stop; await it"
             )
         try:
-            return wait(home.submit(function, *arguments), home.loop, timeout)
+            return wait(home.submit(function, *arguments), timeout)
         except AskedTooLongError:
             called = getattr(function, "__qualname__", function)
             raise TimeoutError(f"{self.name}: call: {called} took longer than {timeout} s; wait longer") from None
@@ -145,51 +144,28 @@ class SyncBridge:
     def close(self, timeout: float | None = None) -> dict[str, ShutdownReport]:
         """Shut down the queues on the bridge's loop (all queues, if the manager is its own), and end the loop.
 
-        It returns within each queue's `drain_timeout`, or within `timeout` seconds, and a moment: what a handler that
-        does not end keeps from being handled is in the reports. A further call has nothing to do; in a forked child
-        there is nothing to close.
+        A queue that another one feeds ends after it, as in `BatchQueueManager.shutdown_all`. The call returns within
+        the longest `drain_timeout`, or within `timeout` seconds, and a moment: what a handler that does not end keeps
+        from being handled is in the reports. A further call has nothing to do; in a forked child there is nothing to
+        close.
 
         Raises:
-            DeadlockError: on the bridge's own thread, which it would end.
+            DeadlockError: on the bridge's own thread, which it would end, or on that of another queue of its manager.
         """
+        check_timeout(f"{self.name}: close", timeout)
         if self._forked:
             return {}
-        home = self._home
-        if home is not None and home.is_current:
-            raise DeadlockError(
-                f"{self.name}: close was called on the bridge's own thread, which it would end; close it elsewhere"
-            )
         with self._lock:
-            self._closed = True
-            if self._home is None and self._own_manager and self._manager.queues():
-                self._start()  # for the queues on shared schedulers, a loop to wait on
             home = self._home
-        if home is None or not home.running:
-            return {}
-        return self._end(home, timeout)
-
-    def _end(self, home: Scheduler, timeout: float | None) -> dict[str, ShutdownReport]:
-        mine = [queue for queue in self._manager.queues() if self._own_manager or queue.loop is home.loop]
-        drain = max((queue.config.drain_timeout for queue in mine), default=0.0) if timeout is None else timeout
-        patience = max(0.0, drain) + CANCEL_GRACE + 2 * LOOP_GRACE
-        try:
-            reports = wait(home.submit(self._end_queues, mine, timeout), home.loop, patience)
-        except (AskedTooLongError, QueueClosedError):
-            log.error("loop_stalled", bridge=self.name, timeout=drain)
-            reports = {queue.name: queue.abandon() for queue in mine}
-            home.stop(LOOP_GRACE)
-        else:
-            home.stop()
-        if self._own_manager:
-            self._manager.closed_by_itself()
-        return reports
-
-    async def _end_queues(self, mine: list[BatchQueue[Any]], timeout: float | None) -> dict[str, ShutdownReport]:
-        if self._own_manager:
-            return await self._manager.shutdown_all(timeout)
-        reports = await asyncio.gather(*(queue.shutdown(timeout) for queue in mine))
-        self._manager.forget(mine)
-        return {report.name: report for report in reports}
+            if home is not None and home.is_current:
+                raise DeadlockError(
+                    f"{self.name}: close was called on the bridge's own thread, which it would end; close it elsewhere"
+                )
+            self._closed = True
+        mine = [queue for queue in self._manager.queues() if home is not None and queue.loop is home.loop]
+        return self._manager.shutdown_all_from_thread(
+            timeout, only=None if self._own_manager else mine, also_stop=[] if home is None else [home]
+        )
 
     def __enter__(self) -> Self:
         return self

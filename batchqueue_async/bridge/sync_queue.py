@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -20,9 +21,10 @@ from batchqueue_async.errors import DeadlockError, PartlyAcceptedError, QueueClo
 from batchqueue_async.queue.adapters import InThread
 from batchqueue_async.queue.deadlock import caller_here
 from batchqueue_async.queue.round import round_here
-from batchqueue_async.queue.shutdown import CANCEL_GRACE
+from batchqueue_async.runtime.ending import end_async, end_in_thread
 from batchqueue_async.runtime.loop_calls import (
     AskedTooLongError,
+    check_timeout,
     deadline_of,
     is_over,
     left_of,
@@ -30,16 +32,15 @@ from batchqueue_async.runtime.loop_calls import (
     wait,
     wait_async,
 )
-from batchqueue_async.runtime.manager import LOOP_GRACE
 
 if TYPE_CHECKING:
-    import concurrent.futures
     from collections.abc import Callable, Coroutine, Iterable
 
     from batchqueue_async.config import Handler
     from batchqueue_async.queue.batch_queue import BatchQueue
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.stats import QueueStats, ShutdownReport
+    from batchqueue_async.runtime.loop_calls import LoopCall
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -78,8 +79,11 @@ class SyncQueue(Generic[T]):
         watchdog.watch(self._inbox)
 
     def meet(self) -> None:
-        """Give the queue's loop a moment to lend the first places, so that the first call finds them."""
-        if not self._inbox.attached.is_set() and not self._queue.on_own_thread():
+        """Give the queue's loop a moment to lend the first places, so that the first call finds them.
+
+        Only a thread waits: where an event loop runs, on which this would be a standstill, the first call does.
+        """
+        if not self._inbox.attached.is_set() and _running_loop() is None:
             self._inbox.attached.wait(MEETING)
 
     @property
@@ -205,6 +209,7 @@ class SyncQueue(Generic[T]):
         )
 
     def _deadline(self, timeout: float | None) -> float | None:
+        check_timeout(f"queue {self.name!r}: produce", timeout)
         own = self._queue.config.block_timeout
         return deadline_of(min((each for each in (timeout, own) if each is not None), default=None))
 
@@ -309,14 +314,21 @@ class SyncQueue(Generic[T]):
     async def _put_async(self, offer: Offer[T], deadline: float | None) -> None:
         """Put the offer's items in, waiting for room as long as `deadline` allows."""
         inbox = self._inbox
-        if not inbox.attached.is_set():
-            await asyncio.to_thread(self._meet, deadline)
+        await self._meet_async(deadline)
         while True:
             inbox.put_many(offer)
             if offer.complete or not inbox.waits or inbox.closed or is_over(deadline):
                 return
             if not await self._wait_in_line_async(offer, deadline):
                 return
+
+    async def _meet_async(self, deadline: float | None) -> None:
+        self._inbox.check()
+        if self._inbox.attached.is_set() or not self._loop.is_running():
+            return
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with contextlib.suppress(AskedTooLongError, QueueClosedError):
+            await wait_async(self._submit("produce", lambda: as_coroutine(self._inbox.attach)), left)
 
     async def _wait_in_line_async(self, offer: Offer[T], deadline: float | None) -> bool:
         inbox = self._inbox
@@ -371,10 +383,9 @@ class SyncQueue(Generic[T]):
 
     def shutdown(self, timeout: float | None = None) -> ShutdownReport:
         """Shut the queue down; `timeout` is the deadline of its final drain; see `BatchQueue.shutdown`."""
+        self._check_call("shutdown", timeout)
         self._forbid_shutdown_here()
-        if self._queue.ended:
-            return self._queue.abandon()
-        return self._ask("shutdown", lambda: self._queue.shutdown(timeout), self._patience(timeout))
+        return end_in_thread([self._queue], {}, timeout).reports[self._queue]
 
     async def deliver_async(self, items: Iterable[T], timeout: float | None = None) -> None:
         """`deliver` for a coroutine on another event loop."""
@@ -405,10 +416,12 @@ class SyncQueue(Generic[T]):
 
     async def shutdown_async(self, timeout: float | None = None) -> ShutdownReport:
         """`shutdown` for a coroutine on another event loop."""
+        self._inbox.check()
+        check_timeout(f"queue {self.name!r}: shutdown", timeout)
         self._forbid_shutdown_here()
-        if self._queue.ended:
-            return self._queue.abandon()
-        return await self._ask_async("shutdown", lambda: self._queue.shutdown(timeout), self._patience(timeout))
+        if asyncio.get_running_loop() is self._loop:
+            return await self._queue.shutdown(timeout)
+        return (await end_async([self._queue], {}, timeout)).reports[self._queue]
 
     def _forbid_shutdown_here(self) -> None:
         drain = drain_here()
@@ -422,36 +435,38 @@ class SyncQueue(Generic[T]):
         self._inbox.hand_in_counts()
         return self._with_lag(self._queue.stats())
 
-    def _patience(self, timeout: float | None) -> float:
-        drain = self._queue.config.drain_timeout if timeout is None else timeout
-        return max(0.0, drain) + CANCEL_GRACE + LOOP_GRACE
-
     def _with_lag(self, stats: QueueStats) -> QueueStats:
         return dataclasses.replace(stats, loop_lag=watchdog.lag(self._loop))
 
-    def _ask(self, call: str, make: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> R:
+    def _check_call(self, call: str, timeout: float | None) -> None:
+        """Refuse what could not work, before anything is begun."""
         self._inbox.check()
+        check_timeout(f"queue {self.name!r}: {call}", timeout)
         if self._queue.on_own_thread():
             raise DeadlockError(
                 f"queue {self.name!r}: {call} was called on the thread of the queue's own loop, which it would stop; "
                 "await the queue's own methods there"
             )
+
+    def _ask(self, call: str, make: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> R:
+        self._check_call(call, timeout)
         try:
-            return wait(self._submit(call, make), self._loop, timeout)
+            return wait(self._submit(call, make), timeout)
         except AskedTooLongError:
             raise self._too_late(call, timeout) from None
 
     async def _ask_async(self, call: str, make: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> R:
         self._inbox.check()
+        check_timeout(f"queue {self.name!r}: {call}", timeout)
         if asyncio.get_running_loop() is self._loop:
             async with asyncio.timeout(timeout):
                 return await make()
         try:
-            return await wait_async(self._submit(call, make), self._loop, timeout)
+            return await wait_async(self._submit(call, make), timeout)
         except AskedTooLongError:
             raise self._too_late(call, timeout) from None
 
-    def _submit(self, call: str, make: Callable[[], Coroutine[Any, Any, R]]) -> concurrent.futures.Future[R]:
+    def _submit(self, call: str, make: Callable[[], Coroutine[Any, Any, R]]) -> LoopCall[R]:
         if self._loop.is_running():
             try:
                 return submit(self._loop, make)
@@ -481,6 +496,13 @@ def drain_here() -> DrainTask[Any] | None:
     """The drain task in whose handler call, or in what it started, this code runs."""
     round_ = round_here()
     return None if round_ is None else round_.drain
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _wake_other_loop(loop: asyncio.AbstractEventLoop, wakened: asyncio.Event) -> bool:

@@ -161,7 +161,7 @@ class BatchQueue(Generic[T]):
         self._bridge_lock = threading.Lock()
         self._pid = os.getpid()
         everything.add("queue", self)
-        if loop is None:
+        if loop is None or loop is _running_loop():
             self._start()
         else:
             # The loop is another thread's: whatever it is asked to do with the queue comes after this.
@@ -221,6 +221,11 @@ class BatchQueue(Generic[T]):
     def closed(self) -> bool:
         """Whether the queue takes nothing any more."""
         return self._intake.closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether the queue is the parent's, and this a forked child."""
+        return os.getpid() != self._pid
 
     @property
     def ended(self) -> bool:
@@ -693,6 +698,13 @@ class BatchQueue(Generic[T]):
                 items=self._outstanding(),
                 way_out="shut the queue down, or use `async with BatchQueueManager()`, before the loop ends",
             )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _name_of(handler: object) -> str:

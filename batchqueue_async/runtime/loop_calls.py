@@ -9,60 +9,87 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from batchqueue_async.errors import QueueClosedError
+from batchqueue_async.errors import ConfigError, QueueClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 R = TypeVar("R")
-Future = concurrent.futures.Future
 
 GLANCE = 0.5
 """Seconds between two looks at a loop that somebody waits for."""
 
 
-def submit(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, R]]) -> Future[R]:
-    """Have a loop make and run a coroutine; raises RuntimeError if it is closed. Cancelling the future cancels it.
+class LoopCall(concurrent.futures.Future[R]):
+    """What `submit` asked a loop for. Cancelling it cancels the coroutine there.
+
+    Attributes:
+        loop: the loop.
+        begun: whether the loop has got to it: one that has not is blocked, or stands still.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.loop = loop
+        self.begun = False
+
+
+def submit(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, R]]) -> LoopCall[R]:
+    """Have a loop make and run a coroutine; raises RuntimeError if it is closed.
 
     Unlike `asyncio.run_coroutine_threadsafe` it makes the coroutine on the loop, so that a loop which closes before
     it gets there leaves no coroutine behind that was never awaited.
     """
-    future: Future[R] = Future()
-    loop.call_soon_threadsafe(_begin, loop, make, future)
-    return future
+    call: LoopCall[R] = LoopCall(loop)
+    loop.call_soon_threadsafe(_begin, make, call)
+    return call
 
 
-def _begin(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, R]], future: Future[R]) -> None:
-    if future.cancelled():
+def _begin(make: Callable[[], Coroutine[Any, Any, R]], call: LoopCall[R]) -> None:
+    if call.cancelled():
         return
+    call.begun = True
     try:
-        task = loop.create_task(make())
+        task = call.loop.create_task(make())
     except Exception as error:  # noqa: BLE001 - it is the caller's, who gets it
-        future.set_exception(error)
+        call.set_exception(error)
         return
-    task.add_done_callback(partial(_answer, future))
-    future.add_done_callback(partial(_cancel, loop, task))
+    task.add_done_callback(partial(_answer, call))
+    call.add_done_callback(partial(_cancel, call.loop, task))
 
 
-def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: Future[Any]) -> None:
-    if future.cancelled():
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], call: concurrent.futures.Future[Any]) -> None:
+    if call.cancelled():
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs there any more
             loop.call_soon_threadsafe(task.cancel)
 
 
-def _answer(future: Future[R], task: asyncio.Task[R]) -> None:
+def _answer(call: LoopCall[R], task: asyncio.Task[R]) -> None:
     error = None if task.cancelled() else task.exception()
     if task.cancelled():
-        future.cancel()
-    elif future.set_running_or_notify_cancel():
+        call.cancel()
+    elif call.set_running_or_notify_cancel():
         if error is not None:
-            future.set_exception(error)
+            call.set_exception(error)
         else:
-            future.set_result(task.result())
+            call.set_result(task.result())
+
+
+def check_timeout(subject: str, timeout: object) -> None:
+    """Refuse what is no number of seconds before anything is begun.
+
+    Raises:
+        ConfigError: not None and not a number; a NaN would wait for ever.
+    """
+    if timeout is not None and (
+        not isinstance(timeout, int | float) or isinstance(timeout, bool) or math.isnan(timeout)
+    ):
+        raise ConfigError(f"{subject}: timeout={timeout!r} is not a number of seconds; pass e.g. 5.0, or None to wait")
 
 
 def deadline_of(timeout: float | None) -> float | None:
@@ -84,8 +111,8 @@ class AskedTooLongError(Exception):
     """The timeout passed before the answer came, which was cancelled."""
 
 
-def wait(future: Future[R], loop: asyncio.AbstractEventLoop, timeout: float | None) -> R:
-    """Wait in this thread for what `submit` started.
+def wait(call: LoopCall[R], timeout: float | None) -> R:
+    """Wait in this thread for what `submit` began.
 
     Raises:
         AskedTooLongError: `timeout` seconds passed first.
@@ -94,36 +121,36 @@ def wait(future: Future[R], loop: asyncio.AbstractEventLoop, timeout: float | No
     deadline = deadline_of(timeout)
     try:
         while True:
-            concurrent.futures.wait((future,), left_of(deadline))
-            if _settled(future, loop, deadline):
-                return future.result()
+            concurrent.futures.wait((call,), left_of(deadline))
+            if _settled(call, deadline):
+                return call.result()
     finally:
-        future.cancel()  # for a KeyboardInterrupt; without effect on a future that is done
+        call.cancel()  # for a KeyboardInterrupt; without effect on a call that is done
 
 
-async def wait_async(future: Future[R], loop: asyncio.AbstractEventLoop, timeout: float | None) -> R:
-    """Wait on this loop for what `submit` started on another; cancelling the wait cancels it."""
+async def wait_async(call: LoopCall[R], timeout: float | None) -> R:
+    """Wait on this loop for what `submit` began on another; cancelling the wait cancels it."""
     deadline = deadline_of(timeout)
-    mine = asyncio.wrap_future(future)
+    mine = asyncio.wrap_future(call)
     try:
         while True:
             await asyncio.wait((mine,), timeout=left_of(deadline))
-            if _settled(future, loop, deadline):
-                return future.result()
+            if _settled(call, deadline):
+                return call.result()
     finally:
         mine.cancel()
         if mine.done() and not mine.cancelled():
-            mine.exception()  # the same as the future's, which its caller got
+            mine.exception()  # the same as the call's, which its caller got
 
 
-def _settled(future: Future[Any], loop: asyncio.AbstractEventLoop, deadline: float | None) -> bool:
-    if future.cancelled() or (not future.done() and loop.is_closed()):
-        future.cancel()
+def _settled(call: LoopCall[Any], deadline: float | None) -> bool:
+    if call.cancelled() or (not call.done() and call.loop.is_closed()):
+        call.cancel()
         raise QueueClosedError("it was cancelled on its event loop, which has ended or is about to")
-    if future.done():
+    if call.done():
         return True
     if is_over(deadline):
-        if future.cancel():
+        if call.cancel():
             raise AskedTooLongError
         return True
     return False

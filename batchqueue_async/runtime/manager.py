@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from batchqueue_async._support import forks, log
 from batchqueue_async.config import QueueConfig
-from batchqueue_async.errors import ConfigError, DeadlockError, QueueClosedError, QueueExistsError
+from batchqueue_async.errors import ConfigError, DeadlockError, QueueExistsError
 from batchqueue_async.queue.batch_queue import BatchQueue
-from batchqueue_async.queue.shutdown import CANCEL_GRACE
-from batchqueue_async.runtime.loop_calls import AskedTooLongError, submit, wait, wait_async
-from batchqueue_async.runtime.scheduler import Scheduler, stop_all
+from batchqueue_async.runtime.at_exit import exit_drain
+from batchqueue_async.runtime.ending import end_async, end_in_thread
+from batchqueue_async.runtime.loop_calls import check_timeout
+from batchqueue_async.runtime.scheduler import Scheduler, stop_async, stop_in_thread
 
 if TYPE_CHECKING:
-    import concurrent.futures
-    from collections.abc import Callable
+    from collections.abc import Collection, Iterable
     from types import TracebackType
 
     from batchqueue_async.config import SharedScheduler
     from batchqueue_async.queue.stats import ShutdownReport
+    from batchqueue_async.runtime.ending import Ending
 
 T = TypeVar("T")
 
-LOOP_GRACE = 1.0
-"""Seconds, on top of a queue's own deadline, for another thread's loop to answer before it counts as stalled."""
+LEAST_STOP = 0.1
+"""Seconds that schedulers get to stop, even where the queues have used up all of the call's time."""
 
 
 class BatchQueueManager:
@@ -49,15 +47,20 @@ class BatchQueueManager:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # It can be taken again by its holder: a signal handler may ask for a queue while its thread is making one.
+        self._lock = threading.RLock()
         self._queues: dict[str, BatchQueue[Any]] = {}
         self._schedulers: dict[str, Scheduler] = {}
         forks.watch(self)
 
     def after_fork(self) -> None:
-        """In a forked child: a lock that another thread held would stay locked, and nothing here is the child's."""
-        self._lock = threading.Lock()
-        self.closed_by_itself()
+        """In a forked child: a lock that another thread held would stay locked, and nothing here is the child's.
+
+        The parent's queues can still be asked for, and say so; their names are free for queues of the child.
+        """
+        self._lock = threading.RLock()
+        self._schedulers = {}
+        exit_drain.discard(self)
 
     # -- making and finding --------------------------------------------------------------------------------------
 
@@ -71,7 +74,7 @@ class BatchQueueManager:
         """
         wanted: QueueConfig[T] = config or QueueConfig()
         with self._lock:
-            if self._find(name) is not None:
+            if self.find(name) is not None:
                 raise QueueExistsError(
                     f"queue {name!r}: the name is taken; choose another, or share the queue with get_or_create"
                 )
@@ -85,16 +88,11 @@ class BatchQueueManager:
         """
         wanted: QueueConfig[T] = config or QueueConfig()
         with self._lock:
-            queue = self._find(name)
+            queue = self.find(name)
             if queue is None:
                 return self._make(name, wanted)
         self._compare(queue, wanted)
         return queue
-
-    def _find(self, name: str) -> BatchQueue[Any] | None:
-        """The queue of that name; one whose shutdown is complete, without the manager, leaves its name free."""
-        queue = self._queues.get(name)
-        return None if queue is None or queue.ended else queue
 
     def _make(self, name: str, config: QueueConfig[T]) -> BatchQueue[T]:
         config.validate(name)
@@ -108,9 +106,13 @@ class BatchQueueManager:
 
     def _scheduler_for(self, queue: str, wanted: SharedScheduler) -> Scheduler:
         scheduler = self._schedulers.get(wanted.name)
+        if scheduler is not None and not scheduler.running:
+            # Somebody stopped it, or a handler raised SystemExit: its queues are lost, but new ones need not be.
+            log.warning("scheduler_replaced", queue=queue, scheduler=wanted.name)
+            scheduler = None
         if scheduler is None:
             scheduler = self._schedulers[wanted.name] = Scheduler(wanted.name, wanted.policy)
-            self.close_at_exit()
+            exit_drain.add(self)
             log.info("scheduler_created", scheduler=wanted.name, policy=str(wanted.policy), calls=scheduler.limit)
         elif scheduler.policy != wanted.policy:
             log.warning(
@@ -120,7 +122,6 @@ class BatchQueueManager:
                 policy=str(wanted.policy),
                 first=str(scheduler.policy),
             )
-        scheduler.check()
         return scheduler
 
     def _compare(self, queue: BatchQueue[Any], config: QueueConfig[Any]) -> None:
@@ -137,13 +138,32 @@ class BatchQueueManager:
             log.warning("queue_config_ignored", queue=queue.name, fields=differing)
 
     def get(self, name: str) -> BatchQueue[Any] | None:
-        """The queue of that name, or None."""
+        """The queue of that name, or None; one that can't work any more says why when it is used."""
         return self._queues.get(name)
+
+    def find(self, name: str) -> BatchQueue[Any] | None:
+        """The queue of that name, or None if there is none that can still work: then the name is free.
+
+        A queue can't work any more when it is shut down, when its event loop is closed, and, if it is the parent's, in
+        a forked child.
+        """
+        queue = self._queues.get(name)
+        if queue is None or queue.ended or queue.forked:
+            return None
+        if queue.loop.is_closed():
+            report = queue.abandon()
+            log.warning(
+                "queue_replaced",
+                queue=name,
+                undelivered=len(report.undelivered),
+                way_out="await shutdown_all before the event loop ends",
+            )
+            return None
+        return queue
 
     def names(self) -> list[str]:
         """The names of all queues, in the order in which they were made."""
-        with self._lock:
-            return list(self._queues)
+        return [queue.name for queue in self.queues()]
 
     def scheduler(self, name: str) -> Scheduler | None:
         """The shared scheduler of that name, or None if no queue has named it yet."""
@@ -152,7 +172,7 @@ class BatchQueueManager:
     def queues(self) -> list[BatchQueue[Any]]:
         """All queues, in the order in which they were made."""
         with self._lock:
-            return list(self._queues.values())
+            return [queue for queue in self._queues.values() if not queue.forked]
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -163,14 +183,17 @@ class BatchQueueManager:
             ConfigError: there is no queue of that name.
             DeadlockError: from a handler of the queue.
         """
+        check_timeout("shutdown", timeout)
         queue = self._queues.get(name)
         if queue is None:
             raise ConfigError(f"queue {name!r}: there is none of that name; the manager has {self.names()}")
-        report = await self._end(queue, timeout)
+        if queue.loop is asyncio.get_running_loop():
+            queue.forbid_shutdown_here()
+        ending = await end_async([queue], {}, timeout)
         self.forget([queue])
-        return report
+        return ending.reports[queue]
 
-    def forget(self, queues: list[BatchQueue[Any]]) -> None:
+    def forget(self, queues: Iterable[BatchQueue[Any]]) -> None:
         """Free the names of queues that are shut down."""
         with self._lock:
             for queue in queues:
@@ -178,80 +201,85 @@ class BatchQueueManager:
                     del self._queues[queue.name]
 
     async def shutdown_all(self, timeout: float | None = None) -> dict[str, ShutdownReport]:
-        """End everything: all gates close, all queues drain, then the schedulers stop and the registries are cleared.
+        """End everything: gates close, queues drain, then the schedulers stop and the registries are cleared.
+
+        A queue that another one feeds (`QueueConfig.feeds`) ends after it; queues that feed each other in a circle,
+        and those that have nothing to do with each other, end together. A call that is cancelled lets what has begun
+        go on; a further call joins it, and returns the reports of all.
 
         Args:
-            timeout: seconds for the drain of all queues together; each queue's `drain_timeout` when None.
+            timeout: seconds for the drain of all queues together; when None, each queue has its `drain_timeout`, and
+                all of them together have the longest of those.
 
         Raises:
             DeadlockError: from a handler of one of the queues, or on a shared scheduler's loop.
         """
-        with self._lock:
-            queues, schedulers = list(self._queues.values()), list(self._schedulers.values())
-        self._forbid_shutdown_here(queues, schedulers)
-        here = asyncio.get_running_loop()
+        check_timeout("shutdown_all", timeout)
+        queues, schedulers = self._begin_end()
         for queue in queues:
-            self._close_gate(queue, here)
-        reports = await asyncio.gather(*(self._end(queue, timeout) for queue in queues))
-        for scheduler in schedulers:
-            await asyncio.to_thread(scheduler.stop)
-        self.forget(queues)
+            if queue.loop is asyncio.get_running_loop():
+                queue.forbid_shutdown_here()
+        ending = await end_async(queues, self.feeds(queues), timeout)
+        await stop_async(schedulers, max(LEAST_STOP, ending.last - time.monotonic()), blocked=ending.stalled)
+        return self._finish_end(ending, schedulers)
+
+    def shutdown_all_from_thread(
+        self,
+        timeout: float | None = None,
+        *,
+        only: Collection[BatchQueue[Any]] | None = None,
+        also_stop: Collection[Scheduler] = (),
+    ) -> dict[str, ShutdownReport]:
+        """`shutdown_all` for a thread that runs none of the queues' loops, and blocks until it is done.
+
+        Args:
+            timeout: as for `shutdown_all`.
+            only: the queues to end, and none of the manager's schedulers; all of both when None.
+            also_stop: further schedulers to stop when the queues have ended.
+
+        Raises:
+            DeadlockError: in a thread that runs one of the loops.
+        """
+        check_timeout("shutdown_all", timeout)
+        queues, schedulers = self._begin_end() if only is None else (list(only), [])
+        for queue in queues:
+            if queue.on_own_thread():
+                raise DeadlockError(
+                    f"queue {queue.name!r}: it lives on the event loop of this thread, which would stop here and could "
+                    "not drain it; await shutdown_all of the manager"
+                )
+        ending = end_in_thread(queues, self.feeds(queues), timeout)
+        stopping = [*schedulers, *also_stop]
+        stop_in_thread(stopping, max(LEAST_STOP, ending.last - time.monotonic()), blocked=ending.stalled)
+        return self._finish_end(ending, schedulers, whole=only is None)
+
+    def _begin_end(self) -> tuple[list[BatchQueue[Any]], list[Scheduler]]:
         with self._lock:
-            for scheduler in schedulers:
-                if self._schedulers.get(scheduler.name) is scheduler:
-                    del self._schedulers[scheduler.name]
-        self.closed_by_itself()
-        return {report.name: report for report in reports}
-
-    def close_at_exit(self) -> None:
-        """Have the queues on background loops drained at the exit of the program, if nobody does it before."""
-        _open_managers.add(self)
-
-    def closed_by_itself(self) -> None:
-        """Nothing is left to do at the exit of the program."""
-        _open_managers.discard(self)
-
-    def drain_at_exit(self) -> list[Callable[[], None]]:
-        """Begin to shut down the queues on other threads' loops; each of the results waits for one, and tells of it."""
-        begun = time.monotonic()
-        ending: list[Callable[[], None]] = []
-        for queue in self.queues():
-            if queue.loop.is_running() and not queue.ended:
-                with contextlib.suppress(RuntimeError):  # the loop ended between the two lines
-                    before = queue.counters.handled
-                    ending.append(partial(_await_exit, queue, submit(queue.loop, queue.shutdown), before, begun))
-        return ending
-
-    def _forbid_shutdown_here(self, queues: list[BatchQueue[Any]], schedulers: list[Scheduler]) -> None:
+            queues, schedulers = self.queues(), list(self._schedulers.values())
         for scheduler in schedulers:
             if scheduler.is_current:
                 raise DeadlockError(
                     f"scheduler {scheduler.name!r}: shutdown_all was called on its own loop, which it would wait for; "
                     "call it from another thread or loop"
                 )
-        for queue in queues:
-            if queue.loop is asyncio.get_running_loop():
-                queue.forbid_shutdown_here()
+        return queues, schedulers
 
-    def _close_gate(self, queue: BatchQueue[Any], here: asyncio.AbstractEventLoop) -> None:
-        if queue.loop is here:
-            queue.close_gate()
-        elif queue.loop.is_running():
-            queue.loop.call_soon_threadsafe(queue.close_gate)
+    def _finish_end(
+        self, ending: Ending, schedulers: list[Scheduler], *, whole: bool = True
+    ) -> dict[str, ShutdownReport]:
+        self.forget(ending.reports)
+        with self._lock:
+            for scheduler in schedulers:
+                if self._schedulers.get(scheduler.name) is scheduler:
+                    del self._schedulers[scheduler.name]
+        if whole:
+            exit_drain.discard(self)
+        return {queue.name: report for queue, report in ending.reports.items()}
 
-    async def _end(self, queue: BatchQueue[Any], timeout: float | None) -> ShutdownReport:
-        if queue.loop is asyncio.get_running_loop():
-            return await queue.shutdown(timeout)
-        allowed = queue.config.drain_timeout if timeout is None else timeout
-        if queue.loop.is_running():
-            try:
-                ending = submit(queue.loop, partial(queue.shutdown, timeout))
-                return await wait_async(ending, queue.loop, max(0.0, allowed) + CANCEL_GRACE + LOOP_GRACE)
-            except AskedTooLongError:
-                log.error("loop_stalled", queue=queue.name, timeout=allowed)
-            except (QueueClosedError, RuntimeError):
-                log.error("loop_ended", queue=queue.name)
-        return queue.abandon()
+    def feeds(self, queues: Iterable[BatchQueue[Any]]) -> dict[BatchQueue[Any], list[BatchQueue[Any]]]:
+        """Which of the queues each one's handlers produce into, by what the configurations say."""
+        named = {queue.name: queue for queue in queues}
+        return {queue: [named[name] for name in queue.config.feeds if name in named] for queue in named.values()}
 
     async def __aenter__(self) -> Self:
         return self
@@ -262,37 +290,8 @@ class BatchQueueManager:
         await self.shutdown_all()
 
 
-_open_managers: set[BatchQueueManager] = set()
-
-
-@atexit.register
-def _drain_all_at_exit() -> None:
-    """Loops in daemon threads still run here, and no thread has to be started: this is the last moment that works."""
-    for finish in [finish for manager in list(_open_managers) for finish in manager.drain_at_exit()]:
-        finish()
-    stop_all(LOOP_GRACE)
-
-
-def _await_exit(
-    queue: BatchQueue[Any], future: concurrent.futures.Future[ShutdownReport], before: int, begun: float
-) -> None:
-    left = begun + queue.config.drain_timeout + CANCEL_GRACE + LOOP_GRACE - time.monotonic()
-    try:
-        report = wait(future, queue.loop, max(0.0, left))
-    except (AskedTooLongError, QueueClosedError):
-        report = queue.abandon()
-    tell = log.warning if report.handled > before or report.undelivered else log.debug
-    tell(
-        "queue_drained_at_exit",
-        queue=queue.name,
-        handled=report.handled - before,
-        undelivered=len(report.undelivered),
-        way_out="close the bridge, or await shutdown_all, before the program ends",
-    )
-
-
 _default: BatchQueueManager | None = None
-_default_lock = threading.Lock()
+_default_lock = threading.RLock()
 
 
 class _Default:
@@ -300,7 +299,7 @@ class _Default:
 
     def after_fork(self) -> None:
         global _default, _default_lock
-        _default, _default_lock = None, threading.Lock()
+        _default, _default_lock = None, threading.RLock()
 
 
 _of_this_process = _Default()

@@ -13,14 +13,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support import log
+from batchqueue_async._support.executor import LastingExecutor
+from batchqueue_async._support.log import describe
 from batchqueue_async.errors import ForkedError, QueueClosedError, WrongLoopError
 from batchqueue_async.queue.limiter import CallLimiter
+from batchqueue_async.queue.shutdown import CANCEL_GRACE
 from batchqueue_async.runtime.loop_calls import submit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection, Coroutine, Sequence
 
     from batchqueue_async.policies import WorkerPolicy
+    from batchqueue_async.runtime.loop_calls import LoopCall
 
 R = TypeVar("R")
 
@@ -66,7 +70,10 @@ class Scheduler:
         self.turns = CallLimiter(self.limit)
         self.loop: asyncio.AbstractEventLoop
         self._pid = os.getpid()
-        self._stop: asyncio.Event
+        self._stop = asyncio.Event()
+        self._threads = LastingExecutor(f"batchqueue-{name}-call")
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when the loop is closed."""
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name=f"batchqueue-{name}", daemon=True)
         try:
@@ -75,6 +82,7 @@ class Scheduler:
         except (RuntimeError, TimeoutError) as error:
             # No thread starts once the interpreter shuts down from Python 3.12 on (cpython #113964), and before that
             # some modules can't be imported any more.
+            self._stop.set()  # for a thread that starts after all
             raise QueueClosedError(
                 f"scheduler {name!r}: its thread can't be started ({error}); at the exit of a program it is too late: "
                 "make the bridge or queue, and call it once, before"
@@ -83,23 +91,33 @@ class Scheduler:
 
     def _run(self, started: concurrent.futures.Future[None]) -> None:
         async def main() -> None:
-            self.loop = asyncio.get_running_loop()
-            self._stop = asyncio.Event()
             started.set_result(None)
             await self._stop.wait()
 
         try:
-            loop = new_event_loop()
+            self.loop = loop = new_event_loop()
+            # For handlers that use asyncio.to_thread and the like in the last batches, at the exit of the program.
+            loop.set_default_executor(self._threads)
+            self._threads.prepare()
         except BaseException as error:  # noqa: BLE001 - whoever waits for the loop gets it, whatever it is
             started.set_exception(error)
             return
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(main())
+        try:
+            loop.run_until_complete(main())
+        except BaseException as error:  # noqa: BLE001 - a handler's SystemExit, say; the thread ends with it anyway
+            log.error("scheduler_ended", scheduler=self.name, **describe(error))
+        finally:
+            # A call that does not return stays behind in its thread: nothing here waits for it.
+            try:
+                _end_tasks(loop)
+            finally:
+                loop.close()
+                self._ended.set_result(None)
 
     @property
     def running(self) -> bool:
         """Whether the loop's thread is alive."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._ended.done()
 
     @property
     def is_current(self) -> bool:
@@ -124,7 +142,7 @@ class Scheduler:
     def _stopped(self) -> QueueClosedError:
         return QueueClosedError(f"scheduler {self.name!r} was stopped; make a new manager")
 
-    def submit(self, function: Callable[..., Coroutine[Any, Any, R]], *arguments: Any) -> concurrent.futures.Future[R]:
+    def submit(self, function: Callable[..., Coroutine[Any, Any, R]], *arguments: Any) -> LoopCall[R]:
         """Start a coroutine function on the scheduler's loop, from any thread."""
         self.check()
         try:
@@ -144,14 +162,16 @@ class Scheduler:
 
     def stop(self, timeout: float = START_TIMEOUT) -> bool:
         """End the loop and its thread; False if the thread did not end within `timeout` seconds."""
+        return stop_in_thread([self], timeout)
+
+    def check_stop_here(self) -> None:
+        """Raise if this thread is the one that would end."""
         if self.is_current:
             raise WrongLoopError(f"scheduler {self.name!r}: stop was called on its own thread, which it would wait for")
-        if self.running:
-            self.ask_to_stop()
-            self._thread.join(timeout)
-        if self.running:
-            log.error("scheduler_stuck", scheduler=self.name, timeout=timeout)
-        return not self.running
+
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """Call a function, on any thread, when the loop is closed."""
+        self._ended.add_done_callback(lambda _: tell())
 
     def __repr__(self) -> str:
         state = "running" if self.running else "stopped"
@@ -161,11 +181,76 @@ class Scheduler:
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
 
-def stop_all(timeout: float) -> None:
-    """End the threads of this process's schedulers, within so many seconds: the last thing at its exit."""
-    ending = [scheduler for scheduler in list(_running) if scheduler.mine and not scheduler.is_current]
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what still runs on a loop that is about to close, and give it a moment to react."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=CANCEL_GRACE))
+    with contextlib.suppress(TimeoutError):
+        loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), CANCEL_GRACE))
+
+
+async def stop_async(
+    schedulers: Sequence[Scheduler], timeout: float, *, blocked: Collection[asyncio.AbstractEventLoop] = ()
+) -> bool:
+    """End several schedulers at once; whether all ended within `timeout` seconds.
+
+    Args:
+        schedulers: which.
+        timeout: seconds for all of them together.
+        blocked: loops that are known not to answer: they end when they can, and are not waited for.
+    """
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # nobody waits any more
+            loop.call_soon_threadsafe(changed.set)
+
+    awaited = _ask_to_stop(schedulers, blocked, tell)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            while any(scheduler.running for scheduler in awaited):
+                await changed.wait()
+                changed.clear()
+    return _have_stopped(schedulers, timeout)
+
+
+def stop_in_thread(
+    schedulers: Sequence[Scheduler], timeout: float, *, blocked: Collection[asyncio.AbstractEventLoop] = ()
+) -> bool:
+    """The same for a thread that is none of theirs."""
+    changed = threading.Event()
+    awaited = _ask_to_stop(schedulers, blocked, changed.set)
     deadline = time.monotonic() + timeout
-    for scheduler in ending:
+    while any(scheduler.running for scheduler in awaited):
+        if not changed.wait(max(0.0, deadline - time.monotonic())):
+            break
+        changed.clear()
+    return _have_stopped(schedulers, timeout)
+
+
+def stop_all(timeout: float) -> None:
+    """End the threads of this process's schedulers, within `timeout` seconds: the last thing at its exit."""
+    ending = [each for each in list(_running) if each.mine and each.running and not each.is_current]
+    stop_in_thread(ending, timeout)
+
+
+def _ask_to_stop(
+    schedulers: Sequence[Scheduler], blocked: Collection[asyncio.AbstractEventLoop], tell: Callable[[], None]
+) -> list[Scheduler]:
+    for scheduler in schedulers:
+        scheduler.check_stop_here()
+    for scheduler in schedulers:
+        scheduler.when_ended(tell)
         scheduler.ask_to_stop()
-    for scheduler in ending:
-        scheduler.stop(max(0.0, deadline - time.monotonic()))
+    return [scheduler for scheduler in schedulers if scheduler.loop not in blocked]
+
+
+def _have_stopped(schedulers: Sequence[Scheduler], timeout: float) -> bool:
+    stuck = [scheduler for scheduler in schedulers if scheduler.running]
+    for scheduler in stuck:
+        log.error("scheduler_stuck", scheduler=scheduler.name, timeout=round(timeout, 3))
+    return not stuck

@@ -142,7 +142,7 @@ def test_bq_r_a_child_may_make_a_bridge_of_its_own():
                 assert again.produce("child")
                 again.flush(timeout=30)
                 assert handled == ["child"], handled
-            last = bq.SyncBridge().get_or_create("last", bq.QueueConfig(consumer=handle))
+            last = bq.SyncBridge().get_or_create("last", bq.QueueConfig(consumer=handle, linger=60.0))
             last.produce("at the child's exit")
             atexit.register(lambda: None)
             sys.exit(0)
@@ -307,11 +307,11 @@ def test_bq_m_a_queue_of_a_shared_scheduler_is_drained_at_exit_too():
         pool = bq.SharedScheduler("POOL", bq.WorkerPolicy.fixed(1))
         queue = bq.default_manager().create("pooled", bq.QueueConfig(scheduler=pool, linger=60.0, consumer=handle))
         queue.bridge().produce("x")
-        atexit.register(lambda: print("own exit handlers come first:", handled))
+        atexit.register(lambda: print("the queue is still open:", queue.bridge().produce("y"), handled))
         """
     )
-    assert "own exit handlers come first: []" in done.stdout
-    assert "queue_drained_at_exit queue='pooled' handled=1 undelivered=0" in done.stderr
+    assert "the queue is still open: True ['x']" in done.stdout
+    assert "queue_drained_at_exit queue='pooled' handled=2 undelivered=0" in done.stderr
 
 
 def test_bq_m_a_handler_that_does_not_end_holds_the_exit_up_for_drain_timeout_only():

@@ -2,19 +2,384 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import random
 import sys
+import textwrap
 import threading
 
 import pytest
-from bridge_tools import PATIENCE, Caller, Held, assert_adds_up, until
+from bridge_tools import PATIENCE, Caller, Held, assert_adds_up, run_file, run_script, until
 
 import batchqueue_async as bq
 
 
 async def ignore(batch):
     pass
+
+
+def shared(name="POOL", **options):
+    return bq.QueueConfig(scheduler=bq.SharedScheduler(name, bq.WorkerPolicy.fixed(2)), **options)
+
+
+class Blocking:
+    """A handler that blocks its event loop's thread until it is let go."""
+
+    def __init__(self):
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+    async def consume(self, batch):
+        self.entered.set()
+        assert self.release.wait(PATIENCE)
+
+
+# -- C-9: a queue that is made on its own scheduler's loop; bridge() never blocks a loop
+
+
+def test_c_9_a_queue_made_on_its_own_schedulers_loop_works_at_once():
+    out = []
+    handler = Held(held=False)
+    manager = bq.BatchQueueManager()
+
+    async def make(batch):
+        queue = manager.create("second", shared(consumer=handler))
+        out.append(await queue.produce("direct"))
+        out.append(queue.bridge().produce("by its bridge"))
+        out.append(queue.stats().accepted)
+
+    first = manager.create("first", shared(consumer=make)).bridge()
+    first.deliver([1], timeout=PATIENCE)
+    assert out == [True, True, 2]
+    asyncio.run(manager.shutdown_all())
+    assert handler.items == ["direct", "by its bridge"]
+
+
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_c_9_bridge_does_not_wait_for_a_blocked_loop_where_a_loop_runs(timeout):
+    """The loop is blocked until the bridge is there: if `bridge()` waited, the test would notice by its order."""
+    blocking, seen = Blocking(), []
+    manager = bq.BatchQueueManager()
+
+    async def main():
+        busy = manager.create("busy", shared(consumer=blocking))
+        await busy.bridge().produce_async("x")
+        await asyncio.to_thread(blocking.entered.wait, PATIENCE)
+        other = manager.create("other", shared(consumer=ignore))
+        asyncio.get_running_loop().call_later(0.2, seen.append, "the loop goes on")
+        bridge = other.bridge()
+        seen.append("bridge")
+        producing = asyncio.create_task(bridge.produce_async("y", timeout=timeout))
+        await asyncio.to_thread(until, lambda: len(seen) == 2)
+        assert not producing.done()
+        blocking.release.set()
+        assert await producing
+        await manager.shutdown_all()
+
+    asyncio.run(main())
+    assert seen == ["bridge", "the loop goes on"]
+
+
+def test_c_9_a_producer_that_meets_a_blocked_loop_keeps_its_timeout_without_a_thread():
+    """The wait for a loop that was never met needs no thread of the caller's loop, of which there may be none left."""
+    blocking, release = Blocking(), threading.Event()
+    manager = bq.BatchQueueManager()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        busy = manager.create("busy", shared(consumer=blocking))
+        await busy.bridge().produce_async("x")
+        await asyncio.to_thread(blocking.entered.wait, PATIENCE)
+        bridge = manager.create("other", shared(consumer=ignore)).bridge()
+        calls = [loop.run_in_executor(None, release.wait, PATIENCE) for _ in range(64)]  # all the threads there are
+        assert not await bridge.produce_async("y", timeout=0.01)
+        with pytest.raises(bq.PartlyAcceptedError):
+            await bridge.produce_many_async("yz", timeout=0.01)
+        release.set()
+        await asyncio.gather(*calls)
+        blocking.release.set()
+        await manager.shutdown_all()
+
+    asyncio.run(main())
+
+
+# -- C-11: a deadline is the whole call's
+
+
+@pytest.mark.parametrize("way", ["coroutine", "thread", "bridge"])
+def test_c_11_many_stuck_schedulers_cost_their_deadline_once(way, logs):
+    """Each of them took ten seconds of its own: more than `PATIENCE` together."""
+    blocking = [Blocking() for _ in range(5)]
+    bridge = bq.SyncBridge()
+    manager = bridge.manager
+    queues = [manager.create(f"q{n}", shared(f"S{n}", consumer=each)).bridge() for n, each in enumerate(blocking)]
+    schedulers = [manager.scheduler(f"S{n}") for n in range(5)]
+    for queue, each in zip(queues, blocking, strict=True):
+        assert queue.produce("x")
+        assert each.entered.wait(PATIENCE)
+    calls = {
+        "coroutine": lambda: asyncio.run(manager.shutdown_all(timeout=0.05)),
+        "thread": lambda: manager.shutdown_all_from_thread(timeout=0.05),
+        "bridge": lambda: bridge.close(timeout=0.05),
+    }
+    reports = Caller(calls[way]).outcome()
+    assert {name: report.undelivered for name, report in reports.items()} == {f"q{n}": ["x"] for n in range(5)}
+    stuck = [event for event in logs if event["event"] == "scheduler_stuck"]
+    assert len(stuck) == 5
+    for each in blocking:
+        each.release.set()
+    assert all(scheduler.stop(timeout=PATIENCE) for scheduler in schedulers)
+
+
+def test_c_11_a_healthy_queue_is_drained_next_to_a_stuck_one():
+    blocking, handler = Blocking(), Held(held=False)
+    with bq.SyncBridge() as bridge:
+        stuck = bridge.get_or_create("stuck", shared("A", consumer=blocking))
+        healthy = bridge.get_or_create("healthy", shared("B", consumer=handler, linger=PATIENCE))
+        stuck.produce("x")
+        assert blocking.entered.wait(PATIENCE)
+        healthy.produce_many(range(100))
+        reports = bridge.close(timeout=0.5)
+        assert reports["stuck"].undelivered == ["x"]
+        assert reports["healthy"].handled == 100
+        blocking.release.set()
+
+
+def test_c_11_the_bridges_own_loop_that_is_blocked_does_not_keep_the_others_from_draining():
+    blocking, handler = Blocking(), Held(held=False)
+    bridge = bq.SyncBridge()
+    own = bridge.get_or_create("own", bq.QueueConfig(consumer=blocking))
+    other = bridge.get_or_create("other", shared(consumer=handler, linger=PATIENCE))
+    own.produce("x")
+    assert blocking.entered.wait(PATIENCE)
+    other.produce_many(range(100))
+    reports = bridge.close(timeout=0.3)
+    blocking.release.set()
+    assert reports["own"].undelivered == ["x"]
+    assert reports["other"].handled == 100
+    assert handler.items == list(range(100))
+
+
+def test_c_11_shutdown_of_a_queue_whose_loop_is_blocked_reports_what_is_left():
+    blocking = Blocking()
+    with bq.SyncBridge() as bridge:
+        queue = bridge.get_or_create("q", bq.QueueConfig(consumer=blocking))
+        queue.produce("x")
+        assert blocking.entered.wait(PATIENCE)
+        assert queue.shutdown(timeout=0.01).undelivered == ["x"]
+        blocking.release.set()
+
+
+# -- C-12: a second event loop in one process
+
+
+def test_c_12_asyncio_run_twice_with_one_manager(logs):
+    manager = bq.BatchQueueManager()
+    handled = []
+
+    async def handle(batch):
+        handled.extend(batch)
+
+    async def main(number, *, flush):
+        queue = manager.get_or_create("q", bq.QueueConfig(consumer=handle, linger=0 if flush else PATIENCE))
+        assert await queue.produce(number)
+        if flush:
+            await queue.flush(timeout=PATIENCE)
+        return queue
+
+    first = asyncio.run(main(1, flush=True))
+    second = asyncio.run(main(2, flush=False))  # nobody drains it: its item is named in its report
+    third = asyncio.run(main(3, flush=True))
+    assert handled == [1, 3]
+    assert second is not first
+    assert third is not second
+    assert second.stats().undelivered == 1
+    replaced = [event["undelivered"] for event in logs if event["event"] == "queue_replaced"]
+    assert replaced == [0, 1]
+    assert asyncio.run(manager.shutdown_all())["q"].handled == 1
+
+
+def test_c_12_create_uses_the_name_of_a_queue_whose_loop_is_closed():
+    manager = bq.BatchQueueManager()
+
+    async def main():
+        assert await manager.create("q", bq.QueueConfig(consumer=ignore)).produce(1)
+
+    asyncio.run(main())
+    asyncio.run(main())
+    asyncio.run(manager.shutdown_all())
+
+
+def test_c_12_a_scheduler_that_somebody_stopped_is_replaced(logs):
+    manager = bq.BatchQueueManager()
+    queue = manager.get_or_create("q", shared(consumer=ignore)).bridge()
+    assert queue.produce(1)
+    queue.flush(timeout=PATIENCE)
+    assert manager.scheduler("POOL").stop(timeout=PATIENCE)
+    handler = Held(held=False)
+    again = manager.get_or_create("q", shared(consumer=handler)).bridge()
+    again.deliver([2], timeout=PATIENCE)
+    assert handler.items == [2]
+    assert any(event["event"] == "scheduler_replaced" for event in logs)
+    asyncio.run(manager.shutdown_all())
+
+
+def test_c_12_a_bridge_whose_loop_has_ended_makes_another(logs):
+    with bq.SyncBridge() as bridge:
+        queue = bridge.get_or_create("q", bq.QueueConfig(consumer=ignore))
+        queue.deliver([1], timeout=PATIENCE)
+
+        async def stop():
+            raise SystemExit
+
+        with pytest.raises((bq.QueueClosedError, SystemExit)):
+            bridge.call(stop, timeout=PATIENCE)
+        until(queue._loop.is_closed)
+        handler = Held(held=False)
+        bridge.get_or_create("q", bq.QueueConfig(consumer=handler)).deliver([2], timeout=PATIENCE)
+        assert handler.items == [2]
+    assert any(event["event"] == "scheduler_ended" and event["error"] == "SystemExit" for event in logs)
+
+
+# -- C-13: the exit of the program
+
+TAIL = """
+import asyncio, sys, threading, time
+import batchqueue_async as bq
+
+async def to_thread(batch):
+    await asyncio.to_thread(time.sleep, 0.001)
+
+async def dns(batch):
+    await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+
+def in_thread(batch):
+    time.sleep(0.001)
+
+class Counted:
+    def __init__(self, handle):
+        self.handle = handle
+
+    async def consume(self, batch):
+        await asyncio.sleep(0.01)
+        await self.handle(batch)
+        print("handled", len(batch), flush=True)
+
+def make(handle):
+    consumer = bq.in_thread(handle) if handle is in_thread else Counted(handle)
+    queue = bq.SyncBridge().get_or_create("tail", bq.QueueConfig(consumer=consumer, max_batch=2))
+    assert queue.produce_many(range(4)) == 4
+    return queue
+"""
+
+
+def exit_with(code):
+    done = run_script(TAIL + textwrap.dedent(code))
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "Exception ignored" not in done.stderr, done.stderr
+    assert "handler_failed" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("handler", ["to_thread", "dns", "in_thread"])
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_c_13_the_last_batches_may_use_threads(handler, loop):
+    if handler == "in_thread" and (3, 12) <= sys.version_info < (3, 12, 2):
+        pytest.skip("these versions start no thread from the end of the main thread on (cpython #113964)")
+    hide = "sys.modules['uvloop'] = None" if loop == "asyncio" else ""
+    done = exit_with(f"{hide}\nmake({handler})")
+    assert "queue_drained_at_exit queue='tail' handled=4 undelivered=0" in done.stderr
+
+
+def test_c_13_the_queue_can_still_be_used_in_the_programs_own_exit_functions():
+    done = exit_with(
+        """
+        import atexit
+        queue = make(to_thread)
+
+        def late():
+            assert queue.produce_many(range(2)) == 2
+            queue.deliver(["x"], timeout=30)
+
+        atexit.register(late)
+        """
+    )
+    assert "handled=7 undelivered=0" in done.stderr
+
+
+def test_c_13_a_thread_that_outlives_the_main_thread_goes_on_producing():
+    done = exit_with(
+        """
+        queue = make(to_thread)
+        main = threading.main_thread()
+
+        def work():
+            main.join()
+            for number in range(20):
+                assert queue.produce(number)
+                time.sleep(0.001)
+
+        threading.Thread(target=work).start()
+        """
+    )
+    assert "handled=24 undelivered=0" in done.stderr
+
+
+def test_c_13_a_stuck_handler_holds_the_exit_up_for_its_drain_timeout_once():
+    done = exit_with(
+        """
+        async def stuck(batch):
+            await asyncio.Event().wait()
+
+        bridge = bq.SyncBridge()
+        for name in "abc":
+            bridge.get_or_create(name, bq.QueueConfig(consumer=stuck, drain_timeout=0.1)).produce(name)
+        """
+    )
+    assert done.stderr.count("handled=0 undelivered=1") == 3
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_c_13_a_process_of_multiprocessing_handles_its_tail(method, tmp_path):
+    """It ends without `atexit`; its queues are drained all the same."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        TAIL
+        + textwrap.dedent(
+            f"""
+            import multiprocessing
+
+            def child():
+                make(to_thread)
+
+            if __name__ == "__main__":
+                process = multiprocessing.get_context({method!r}).Process(target=child)
+                process.start()
+                process.join(60)
+                sys.exit(process.exitcode)
+            """
+        )
+    )
+    done = run_file(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("handled 2") == 2
+    assert "queue_drained_at_exit queue='tail' handled=4 undelivered=0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_c_13_a_program_that_has_closed_everything_has_no_thread_for_its_exit():
+    exit_with(
+        """
+        from batchqueue_async.runtime.at_exit import exit_drain
+        with bq.SyncBridge() as bridge:
+            bridge.get_or_create("q", bq.QueueConfig(consumer=to_thread)).produce(1)
+            assert exit_drain.waiting
+        while exit_drain.waiting:
+            time.sleep(0.01)
+        """
+    )
 
 
 # -- C-17: what grows with the square
@@ -44,8 +409,6 @@ def test_c_17_a_selector_is_asked_once_for_each_item_however_long_it_waits(call)
                 if call == "produce_async":
                     return all([await queue.produce_async(item) for item in items])
                 return await queue.produce_many_async(items) == len(items)
-
-            import asyncio
 
             assert asyncio.run(main())
     assert sorted(asked) == items

@@ -11,7 +11,6 @@ import uvloop
 from queue_tools import check_report
 
 import batchqueue_async as bq
-from batchqueue_async.runtime import manager as manager_module
 from batchqueue_async.runtime import scheduler as scheduler_module
 from batchqueue_async.testing import RecordingHandler
 
@@ -170,25 +169,17 @@ async def test_a_scheduler_runs_coroutines_for_others():
         assert not scheduler.is_current
 
 
-async def test_a_stalled_loop_does_not_hold_up_the_end(monkeypatch, logs):
+async def test_a_stalled_loop_does_not_hold_up_the_end(logs):
     """A handler that blocks its loop's thread: after the deadline the queue is reported without its loop."""
-    monkeypatch.setattr(manager_module, "LOOP_GRACE", 0.02)
-    monkeypatch.setattr(manager_module, "CANCEL_GRACE", 0.0)
     stalled, go_on = threading.Event(), threading.Event()
 
     async def block(batch: list[int]) -> None:
         stalled.set()
         assert go_on.wait(60)
 
-    stop = scheduler_module.Scheduler.stop
-
-    def stop_later(self, timeout=60.0):
-        go_on.set()  # the report is there by now; let the thread end in good order
-        return stop(self, timeout)
-
-    monkeypatch.setattr(scheduler_module.Scheduler, "stop", stop_later)
     manager = bq.BatchQueueManager()
     queue = manager.create("a", shared(consumer=block, max_batch=2))
+    scheduler = manager.scheduler("IO_POOL")
     queue.loop.call_soon_threadsafe(queue.produce_many_nowait, range(5))
     assert await asyncio.to_thread(stalled.wait, 60)
     reports = await manager.shutdown_all(timeout=0.02)
@@ -196,6 +187,8 @@ async def test_a_stalled_loop_does_not_hold_up_the_end(monkeypatch, logs):
     check_report(reports["a"])
     event = next(event for event in logs if event["event"] == "loop_stalled")
     assert (event["queue"], event["log_level"]) == ("a", "error")
+    go_on.set()
+    assert await asyncio.to_thread(scheduler.stop, 60)
 
 
 async def test_a_stuck_scheduler_is_said_to_be(logs):

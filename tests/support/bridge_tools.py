@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import batchqueue_async as bq
 
@@ -122,6 +123,15 @@ def assert_adds_up(stats: bq.QueueStats) -> None:
 
 def run_script(code: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Run a program of its own."""
+    return _run("-c", code, timeout=timeout)
+
+
+def run_file(path: Path, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run a program of its own from a file, which processes of `multiprocessing` need."""
+    return _run(str(path), timeout=timeout)
+
+
+def _run(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
     # From Python 3.12 on a fork beside threads is warned of: the very thing that the tests are about.
-    command = [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", code]
+    command = [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
