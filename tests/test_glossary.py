@@ -16,8 +16,6 @@ COLUMNS = ("idea", "in code", "statistics", "log event", "configuration")
 
 # Names that the pages use and the code does not have yet. Whoever brings one removes it here; a test says so.
 PENDING = {
-    "runtime": {"loop_calls.submit", "loop_calls.wait"},
-    "bridge": {"Parker", "PartitionCredits", "ThreadInbox", "ThreadWaiter"},
     "durable": {"DeadLetterQueue", "Eviction", "GroupCommit", "KeyOrder", "LeaseManager", "WriteBuffer"},
     "export": {
         "BatchSender",

@@ -112,7 +112,7 @@ def _run(future: Future[Any], call: Callable[[], Any]) -> None:
         return
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - whoever waits for the result gets it, whatever it is
+    except BaseException as error:  # noqa: BLE001 - whoever waits for the result gets it, no matter what it is
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -319,7 +319,7 @@ class ThreadInbox(Generic[T]):
 
     def uncollected(self) -> int:
         """How many items have come in that the loop has not seen; from any thread, without the lock."""
-        return sum(len(gate.inbox) for gate in tuple(self._gates))
+        return sum(len(share.items) for share in tuple(self._shares))
 
     def hand_in_counts(self) -> None:
         """Have the queue count what was turned away or dropped here."""
