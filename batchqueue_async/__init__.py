@@ -51,6 +51,7 @@ from batchqueue_async.errors import (
     RecordTooLargeError,
     RetryableError,
     SinkError,
+    ThrottledError,
     TooLargeError,
     UnhandledTypeError,
     WrongLoopError,
@@ -101,7 +102,7 @@ if TYPE_CHECKING:
         RetryPolicy,
         SplitPolicy,
     )
-    from batchqueue_async.sinks.base import KeyedSink, SendResult, Sink
+    from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult, Sink, SinkNeeds
 
 __version__ = "0.1.0"
 
@@ -149,6 +150,7 @@ __all__ = [
     "PartitionStats",
     "PartlyAcceptedError",
     "PermanentError",
+    "PreparingSink",
     "QueueClosedError",
     "QueueConfig",
     "QueueExistsError",
@@ -167,9 +169,11 @@ __all__ = [
     "ShutdownReport",
     "Sink",
     "SinkError",
+    "SinkNeeds",
     "SplitPolicy",
     "SyncBridge",
     "SyncQueue",
+    "ThrottledError",
     "TooLargeError",
     "UnhandledTypeError",
     "WorkerPolicy",
@@ -203,7 +207,7 @@ _EXPORT = (
     "RetryPolicy",
     "SplitPolicy",
 )
-_SINKS = ("KeyedSink", "SendResult", "Sink")
+_SINKS = ("KeyedSink", "PreparingSink", "SendResult", "Sink", "SinkNeeds")
 _LATER = {
     **dict.fromkeys(_DURABLE, "batchqueue_async.durable"),
     **dict.fromkeys(_EXPORT, "batchqueue_async.export"),

@@ -185,34 +185,101 @@ class RecordTooLargeError(DurableQueueError, ValueError):
 
 
 class SinkError(BatchQueueError):
-    """The base of what a sink raises to say how its failure is to be treated."""
+    """The base of what a sink raises to say how its failure is to be treated.
+
+    The message is the sink's own words: host, status and wording, never a payload. It goes to logs, statistics and dead
+    letters as it is.
+
+    Attributes:
+        error_type: what kind of failure it was, for the counts: `throttled`, `refused`, `timeout`, `server`, `network`,
+            `config`, `auth`, `too_large`, `permanent` or another short word; each class has one by default.
+        culprits: the records of the batch, by index, that the destination named as the reason; empty when it named
+            none. Whoever sent the batch then leaves the others alone.
+
+    Example:
+        >>> PermanentError("orders.example:5432: 23505 duplicate key", culprits=[3]).culprits
+        (3,)
+    """
+
+    error_type: str = "failed"
+    culprits: tuple[int, ...] = ()
+
+    def __init__(self, message: str = "", *, error_type: str | None = None, culprits: Sequence[int] = ()) -> None:
+        super().__init__(*([message] if message else []))
+        if error_type is not None:
+            self.error_type = error_type
+        if culprits:
+            self.culprits = tuple(culprits)
 
 
 class RetryableError(SinkError):
-    """The same batch may succeed later.
+    """The same batch may succeed later: the destination is not well.
 
     Attributes:
-        retry_after: seconds that the destination asked to be left alone, or None.
+        retry_after: seconds that the destination asked to be left alone, or None. The next attempt comes after that
+            time and after the backoff, whichever is later.
 
     Example:
-        >>> RetryableError("503 from collector", retry_after=2.5).retry_after
+        >>> RetryableError("503 from collector", retry_after=2.5, error_type="server").retry_after
         2.5
     """
 
+    error_type = "retryable"
     retry_after: float | None
 
-    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        retry_after: float | None = None,
+        error_type: str | None = None,
+        culprits: Sequence[int] = (),
+    ) -> None:
+        super().__init__(message, error_type=error_type, culprits=culprits)
         self.retry_after = retry_after
 
 
+class ThrottledError(RetryableError):
+    """The destination is well and wants fewer requests (HTTP 429 and its like): the exporter slows down.
+
+    It does not count for the circuit breaker, as the destination answers.
+
+    Example:
+        >>> ThrottledError("api.example: 429", retry_after=1.0).error_type
+        'throttled'
+    """
+
+    error_type = "throttled"
+
+
 class PermanentError(SinkError):
-    """The same batch can never succeed; the records that are the reason go to the dead letters with it."""
+    """The same batch can never succeed; the records that are the reason go to the dead letters with it.
+
+    Example:
+        >>> PermanentError("api.example: 400 unknown field").error_type
+        'permanent'
+    """
+
+    error_type = "permanent"
 
 
 class TooLargeError(SinkError):
-    """The destination refuses a batch of this size; the exporter splits it."""
+    """The destination refuses a batch of this size; the exporter splits it.
+
+    Example:
+        >>> TooLargeError("api.example: 413").error_type
+        'too_large'
+    """
+
+    error_type = "too_large"
 
 
 class AuthError(SinkError):
-    """The destination refuses our credentials; sending pauses and alarms, and nothing is dropped."""
+    """The credentials are refused or can't be read: sending pauses, an error is logged, and nothing is dropped.
+
+    Example:
+        >>> AuthError("api.example: 401").error_type
+        'auth'
+    """
+
+    error_type = "auth"

@@ -84,6 +84,9 @@ NAMES = [
     "RetryBudget",
     "RetryPolicy",
     "SplitPolicy",
+    "PreparingSink",
+    "SinkNeeds",
+    "ThrottledError",
 ]
 
 SIGNATURES = {
@@ -154,7 +157,7 @@ SIGNATURES = {
     "Exporter.stats": "()",
     "Exporter.shutdown": "async (timeout=None)",
     # errors
-    "RetryableError": "(message='', *, retry_after=None)",
+    "RetryableError": "(message='', *, retry_after=None, error_type=None, culprits=())",
     "DeliveryError": "(message, failures=())",
 }
 

@@ -10,25 +10,44 @@ A sink says what it can do by having the methods; whoever holds it asks with `is
 | `TransactionalSink` | `begin` | several sends and the note that their batch is in take effect together, once |
 | `StagingSink` | `stage`, `publish`, `discard` | the same over many processes: each stages, one publishes |
 
-What a sink raises says how its failure is to be treated: `RetryableError`, `PermanentError`, `TooLargeError`,
-`AuthError`. Anything else counts as permanent, but for an `OSError` (`ConnectionError` and `TimeoutError` are such) or
-`EOFError`, which counts as one that may pass. A sink is used by one event loop. It may be opened again after it was
-closed, and pickled before it is opened.
+What a sink raises says how its failure is to be treated:
 
-Its calls are made one at a time, unless it says that its sends may overlap, by the class attribute `concurrent = True`:
+| error | what the exporter does |
+|---|---|
+| `RetryableError` | sends the same records again, after the later of its backoff and `retry_after` |
+| `ThrottledError` | likewise, and slows down; the circuit breaker does not count it |
+| `TooLargeError` | halves the batch; a single record that is too large goes to the dead letters |
+| `PermanentError` | finds the records that are the reason, by its `culprits` or by halving, and gives up those alone |
+| `AuthError`, `ConfigError` | pauses, logs an error, drops nothing, and tries one batch from time to time |
+| `OSError`, `EOFError`, `TimeoutError` | as `RetryableError` |
+| anything else | as `RetryableError`, with one warning that names the class; within `max_attempts` and `max_age` |
+
+`ConfigError` in `open` or `send` is for what is set up wrong on our side: a certificate that can't be read, a missing
+table. Every `SinkError` may carry an `error_type` for the counts. A send that took some records and not others returns
+a `SendResult` whose `rejected` has an error of one of these classes for each record that was not taken.
+
+A sink is used by one event loop. It may be opened again after it was closed, and pickled before it is opened. Its
+calls are made one at a time, unless it says that its sends may overlap, by the class attribute `concurrent = True`:
 then an exporter has several `send` or `send_keyed` calls under way at once, each with records of its own, and `open`
-and `close` still alone. A sink with one connection that can't take turns by itself leaves it out.
+and `close` still alone. A sink with one connection that can't take turns by itself sets `concurrent = False`.
+
+What else it needs it declares by an attribute `needs: SinkNeeds`; the exporter keeps to it, or refuses its own
+configuration.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+
+from batchqueue_async.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from batchqueue_async.errors import SinkError
+
+SinkOrdering = Literal["any", "key", "order"]
 
 
 class BatchKey(NamedTuple):
@@ -115,6 +134,72 @@ class Sink(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkNeeds:
+    """What a sink needs of whoever sends to it: its attribute `needs`, of the class or of the instance.
+
+    Example:
+        >>> class Samples:
+        ...     needs = SinkNeeds(ordering="key", key=lambda sample: sample["series"], atomic=True)
+        ...     async def open(self) -> None: ...
+        ...     async def send(self, batch: Sequence[Any]) -> None: ...
+        ...     async def close(self) -> None: ...
+        >>> needs_of(Samples()).ordering
+        'key'
+
+    Attributes:
+        ordering: `any`; `key`: records with one key must arrive in their order; `order`: all records must.
+        key: from a record to its key, for `ordering="key"`; None leaves it to the exporter's configuration.
+        concurrency: the most sends under way at once; None leaves it to the exporter's configuration.
+        idempotent: a repetition with the same keys (or the same bytes) has no effect at the destination.
+        max_records: the most records of one send.
+        max_bytes: the most bytes of one send, as the exporter's queue weighs them.
+        same_bytes: a repetition must be the same request, byte for byte: the same records, in the same batch, with the
+            same keys. For sinks whose idempotency key stands for a whole batch.
+        atomic: a send is taken whole or not at all, its records in their order; then several records with one key may
+            be in one send. Otherwise each send holds a key once.
+    """
+
+    ordering: SinkOrdering = "any"
+    key: Callable[[Any], Hashable] | None = None
+    concurrency: int | None = None
+    idempotent: bool = False
+    max_records: int | None = None
+    max_bytes: int | None = None
+    same_bytes: bool = False
+    atomic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ordering not in get_args(SinkOrdering):
+            raise ConfigError(
+                f"SinkNeeds: ordering={self.ordering!r} is unknown; choose one of {', '.join(get_args(SinkOrdering))}"
+            )
+        for name in ("concurrency", "max_records", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"SinkNeeds: {name}={value!r} is below 1; give 1 or more, or None")
+        if self.key is not None and self.ordering != "key":
+            raise ConfigError(f"SinkNeeds: key is given with ordering={self.ordering!r}; it goes with 'key' alone")
+
+
+_NO_NEEDS = SinkNeeds()
+
+
+def needs_of(sink: Sink) -> SinkNeeds:
+    """What the sink declares by its attribute `needs`; nothing special where it has none.
+
+    Example:
+        >>> class Plain:
+        ...     async def open(self) -> None: ...
+        ...     async def send(self, batch: Sequence[Any]) -> None: ...
+        ...     async def close(self) -> None: ...
+        >>> needs_of(Plain()).ordering
+        'any'
+    """
+    needs = getattr(sink, "needs", None)
+    return needs if isinstance(needs, SinkNeeds) else _NO_NEEDS
+
+
 def is_concurrent(sink: Sink) -> bool:
     """Whether the sink's sends may overlap: its attribute `concurrent`, which most sinks leave out.
 
@@ -147,7 +232,30 @@ class KeyedSink(Sink, Protocol):
 
 @runtime_checkable
 class PreparingSink(Sink, Protocol):
-    """A sink that can encode and compress a batch ahead of its send, in another thread."""
+    """A sink that can encode and compress a batch ahead of its send, in another thread.
+
+    Example:
+        >>> import asyncio, zlib, batchqueue_async as bq
+        >>> class Compressed:
+        ...     concurrent = True
+        ...     def __init__(self) -> None:
+        ...         self.sent: list[bytes] = []
+        ...     async def open(self) -> None: ...
+        ...     def prepare(self, batch: Sequence[bytes], keys: Sequence[str]) -> bytes:
+        ...         return zlib.compress(b"".join(batch))
+        ...     async def send_prepared(self, prepared: bytes) -> None:
+        ...         self.sent.append(prepared)
+        ...     async def send(self, batch: Sequence[bytes]) -> None:
+        ...         await self.send_prepared(self.prepare(batch, ()))
+        ...     async def close(self) -> None: ...
+        >>> async def main() -> list[bytes]:
+        ...     sink = Compressed()
+        ...     async with bq.Exporter(sink, bq.ExportConfig(split=bq.SplitPolicy(preparers=1))) as exporter:
+        ...         await exporter.consume([b"to ", b"be"])
+        ...     return [zlib.decompress(sent) for sent in sink.sent]
+        >>> asyncio.run(main())
+        [b'to be']
+    """
 
     def prepare(self, batch: Sequence[Any], keys: Sequence[str], /) -> object:
         """Make what is sent of a batch; called in a thread, so it touches nothing that `send` does."""
