@@ -38,7 +38,7 @@ class AmqpSink(MessageSink[_Line]):
         AmqpSink('amqp://shop:***@localhost/orders', exchange='', queue='rows')
     """
 
-    needs = ("aio_pika", "amqp")
+    client = ("aio_pika", "amqp")
 
     def __init__(
         self,

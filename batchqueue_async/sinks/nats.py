@@ -36,7 +36,7 @@ class NatsSink(MessageSink[_Line]):
         NatsSink('nats://shop:***@localhost:4222', subject='rows.new')
     """
 
-    needs = ("nats", "nats")
+    client = ("nats", "nats")
 
     def __init__(
         self,

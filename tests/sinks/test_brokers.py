@@ -16,7 +16,7 @@ from servers.nats import NatsServer
 from servers.redis import RedisServer
 
 import batchqueue_async as bq
-from batchqueue_async.sinks._shared.connection import Held
+from batchqueue_async.sinks._shared.connection import SharedConnection
 from batchqueue_async.sinks._shared.payloads import all_of, payload, verdict
 from batchqueue_async.sinks._shared.tls import Tls
 from batchqueue_async.sinks.amqp import AmqpSink
@@ -217,16 +217,16 @@ async def test_a_connection_is_made_once_and_replaced_once():
         ended.append(connection)
         await asyncio.sleep(100)
 
-    held = Held(make, end, grace=2.0)
-    first, second = await asyncio.gather(held.get(), held.get())
+    shared = SharedConnection(make, end, grace=2.0)
+    first, second = await asyncio.gather(shared.get(), shared.get())
     assert first is second
-    held.drop(first)
-    held.drop(first)  # by another sender that met the same failure
-    third = await held.get()
-    held.drop(first)
-    assert await held.get() is third
-    await held.close()
-    await held.close()
+    shared.drop(first)
+    shared.drop(first)  # by another sender that met the same failure
+    third = await shared.get()
+    shared.drop(first)
+    assert await shared.get() is third
+    await shared.close()
+    await shared.close()
     assert (made, ended) == ([first, third], [first, third])
     assert asyncio.get_running_loop().time() == 4.0  # two to make, two to wait for a close that never ends
 

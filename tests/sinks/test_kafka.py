@@ -17,7 +17,7 @@ from batchqueue_async.sinks._shared.secrets import Secret
 from batchqueue_async.sinks.base import BatchKey, KeyedSink, TransactionalSink
 from batchqueue_async.sinks.kafka import KafkaSink
 from batchqueue_async.sinks.kafka import client as kafka_client
-from batchqueue_async.sinks.kafka.delivery import Batch, Partitioner, Undecided
+from batchqueue_async.sinks.kafka.delivery import Batch, Partitioner, UnconfirmedSends
 from batchqueue_async.sinks.kafka.messages import Encoder, Messages
 
 pytestmark = pytest.mark.real_time
@@ -321,7 +321,7 @@ async def test_a_broker_that_dies_and_comes_back_has_each_record_once(kafka, mak
     for _ in range(3):
         with pytest.raises(bq.RetryableError, match="not confirmed within"):
             await sink.send_keyed([b"1", b"2"], ["q/1", "q/2"])
-    assert len(sink._undecided) == 2
+    assert len(sink._unconfirmed) == 2
     kafka.start()
     while True:
         try:
@@ -339,7 +339,7 @@ async def test_a_send_that_is_cancelled_is_not_sent_again(kafka, make, topic):
     await sink.open()
     await sink.send_keyed([b"0"], ["q/0"])
     sending = asyncio.create_task(sink.send_keyed([b"1"], ["q/1"]))
-    while not sending.done() and not len(sink._undecided):
+    while not sending.done() and not len(sink._unconfirmed):
         await asyncio.sleep(0)
         sending.cancel()
     await asyncio.wait([sending])
@@ -373,7 +373,7 @@ async def test_a_transaction_whose_broker_dies_can_be_repeated(kafka, make, topi
 
 
 class Future:
-    """As much of a future as `Undecided` looks at."""
+    """As much of a future as `UnconfirmedSends` looks at."""
 
     def __init__(self, done=False, error=None):
         self.is_done, self.error = done, error
@@ -388,30 +388,30 @@ class Future:
         return self.error
 
 
-def test_undecided_keys_are_waited_for_once():
-    undecided = Undecided()
+def test_unconfirmed_keys_are_waited_for_once():
+    unconfirmed = UnconfirmedSends()
     one, other, sent, failed = Future(), Future(), Future(done=True), Future(done=True, error=ValueError())
     keys = ["a", "b", "c", "d", "e"]
-    undecided.keep(keys, [Batch(one, [0, 1]), Batch(sent, [2]), Batch(failed, [3])], "producer")
-    undecided.keep(None, [Batch(other, [0])], "producer")
-    undecided.keep(keys, [Batch(other, [4])], None)
-    waited, fresh = undecided.take(["e", "b", "c", "d", "a"])
+    unconfirmed.keep(keys, [Batch(one, [0, 1]), Batch(sent, [2]), Batch(failed, [3])], "producer")
+    unconfirmed.keep(None, [Batch(other, [0])], "producer")
+    unconfirmed.keep(keys, [Batch(other, [4])], None)
+    waited, fresh = unconfirmed.take(["e", "b", "c", "d", "a"])
     assert waited == {one: ([1, 4], "producer"), sent: ([2], "producer")}
-    assert (fresh, len(undecided)) == ([0, 3], 0)
-    assert undecided.take(["a"]) == ({}, [])
-    undecided.keep_waited(keys[::-1], waited)
-    assert len(undecided) == 2
-    undecided.forget("another")
-    undecided.forget("producer")
-    assert len(undecided) == 0
+    assert (fresh, len(unconfirmed)) == ([0, 3], 0)
+    assert unconfirmed.take(["a"]) == ({}, [])
+    unconfirmed.keep_waited(keys[::-1], waited)
+    assert len(unconfirmed) == 2
+    unconfirmed.forget("another")
+    unconfirmed.forget("producer")
+    assert len(unconfirmed) == 0
 
 
-def test_undecided_keys_are_bounded(monkeypatch):
+def test_unconfirmed_keys_are_bounded(monkeypatch):
     monkeypatch.setattr("batchqueue_async.sinks.kafka.delivery._REMEMBERED", 3)
-    undecided = Undecided()
-    undecided.keep([*"abcde"], [Batch(Future(), range(5))], "producer")
-    assert len(undecided) == 3
-    assert undecided.take(["a", "e"])[1] == [0]
+    unconfirmed = UnconfirmedSends()
+    unconfirmed.keep([*"abcde"], [Batch(Future(), range(5))], "producer")
+    assert len(unconfirmed) == 3
+    assert unconfirmed.take(["a", "e"])[1] == [0]
 
 
 def test_messages_without_a_key_beside_such_with_one():
@@ -474,10 +474,10 @@ def test_a_pickled_sink_is_the_same():
     ],
 )
 def test_what_an_error_means(name, kind):
-    assert type(kafka_client.told("here", getattr(aiokafka.errors, name)("secret"))) is kind
+    assert type(kafka_client.translate_error("here", getattr(aiokafka.errors, name)("secret"))) is kind
 
 
 def test_other_errors_are_told_or_go_on_as_they_are():
-    assert type(kafka_client.told("here", ConnectionResetError(104, "reset"))) is bq.RetryableError
+    assert type(kafka_client.translate_error("here", ConnectionResetError(104, "reset"))) is bq.RetryableError
     for error in (KeyError("a mistake"), bq.ConfigError("x"), bq.TooLargeError("y")):
-        assert kafka_client.told("here", error) is error
+        assert kafka_client.translate_error("here", error) is error

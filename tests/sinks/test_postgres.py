@@ -20,7 +20,7 @@ import pytest
 
 import batchqueue_async as bq
 from batchqueue_async.sinks._shared.secrets import Secret
-from batchqueue_async.sinks._shared.tabular import Rows, alike
+from batchqueue_async.sinks._shared.tabular import Rows, tabular
 from batchqueue_async.sinks.base import Attempt, BatchKey, KeyedSink, StagingSink, TransactionalSink
 from batchqueue_async.sinks.postgres import PostgresSink
 from batchqueue_async.sinks.postgres import client as postgres_client
@@ -662,11 +662,11 @@ def test_types_of_columns():
 
 
 def test_alike_records_are_sorted_by_their_columns():
-    rows, refused = alike([{"a": 1}, {"b": 2}, {"a": 3}], None)
+    rows, refused = tabular([{"a": 1}, {"b": 2}, {"a": 3}], None)
     assert rows == [Rows(("a",), [(1,), (3,)], [0, 2]), Rows(("b",), [(2,)], [1])]
     assert refused == {}
-    assert alike([], None) == ([], {})
-    assert alike([(1, 2), (3, 4)], ["a", "b"]) == ([Rows(("a", "b"), [(1, 2), (3, 4)], range(2))], {})
+    assert tabular([], None) == ([], {})
+    assert tabular([(1, 2), (3, 4)], ["a", "b"]) == ([Rows(("a", "b"), [(1, 2), (3, 4)], range(2))], {})
 
 
 class RefusalError(Exception):
@@ -699,7 +699,7 @@ class RefusalError(Exception):
 )
 def test_what_a_state_means(state, kind):
     error = RefusalError(state, constraint_name="rows_pkey")
-    meant = postgres_client.told("here", error)
+    meant = postgres_client.translate_error("here", error)
     assert type(meant) is kind
     assert "secret" not in str(meant)
     assert "constraint 'rows_pkey'" in str(meant)
@@ -707,10 +707,10 @@ def test_what_a_state_means(state, kind):
 
 
 def test_other_errors_are_told_or_go_on_as_they_are():
-    assert type(postgres_client.told("here", ConnectionResetError(104, "reset"))) is bq.RetryableError
-    assert type(postgres_client.told("here", TimeoutError())) is bq.RetryableError
+    assert type(postgres_client.translate_error("here", ConnectionResetError(104, "reset"))) is bq.RetryableError
+    assert type(postgres_client.translate_error("here", TimeoutError())) is bq.RetryableError
     for error in (KeyError("a mistake"), bq.ConfigError("x"), bq.TooLargeError("y")):
-        assert postgres_client.told("here", error) is error
+        assert postgres_client.translate_error("here", error) is error
 
 
 async def test_an_old_server_is_told_what_it_lacks():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Held(Generic[T]):
+class SharedConnection(Generic[T]):
     """Holds one connection at most.
 
     The exporter decides when to try again; clients that reconnect by themselves would send what was given up, or be
@@ -23,12 +23,12 @@ class Held(Generic[T]):
         ...     return object()
         >>> async def end(connection: object) -> None: ...
         >>> async def main() -> bool:
-        ...     held = Held(make, end)
-        ...     first = await held.get()
-        ...     same = await held.get() is first
-        ...     held.drop(first)
-        ...     other = await held.get() is not first
-        ...     await held.close()
+        ...     shared = SharedConnection(make, end)
+        ...     first = await shared.get()
+        ...     same = await shared.get() is first
+        ...     shared.drop(first)
+        ...     other = await shared.get() is not first
+        ...     await shared.close()
         ...     return same and other
         >>> asyncio.run(main())
         True

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from batchqueue_async.sinks._shared.connection import Held
+from batchqueue_async.sinks._shared.connection import SharedConnection
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.payloads import all_of, payloads, verdict
 
@@ -23,30 +23,30 @@ class MessageSink(ABC, Generic[L]):
     """Makes the connection at the first batch, and again when it broke; a subclass says what there is to publish.
 
     Attributes:
-        needs: the client's module, and the extra that brings it.
+        client: the client's module, and the extra that brings it.
         timeout: seconds for the confirmations of a batch.
         connect_timeout: seconds to connect.
     """
 
     concurrent = True
-    needs: ClassVar[tuple[str, str]]
+    client: ClassVar[tuple[str, str]]
     timeout: float
     connect_timeout: float
 
     def __init__(self) -> None:
-        self._held: Held[L] | None = None
+        self._shared: SharedConnection[L] | None = None
 
     async def open(self) -> None:
         """Get ready; the connection is made at the first batch."""
-        require(*self.needs)
-        if self._held is None:
-            self._held = Held(self._connect, self._disconnect)
+        require(*self.client)
+        if self._shared is None:
+            self._shared = SharedConnection(self._connect, self._disconnect)
 
     async def close(self) -> None:
         """Close the connection."""
-        held, self._held = self._held, None
-        if held is not None:
-            await held.close()
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            await shared.close()
 
     async def send(self, batch: Sequence[Any]) -> SendResult | None:
         """Publish the batch; returns when all of it is confirmed."""
@@ -57,12 +57,12 @@ class MessageSink(ABC, Generic[L]):
         return await self._send(batch, keys)
 
     async def _send(self, batch: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
-        if self._held is None:
+        if self._shared is None:
             raise RuntimeError(f"{self!r} is not open; call open() first")
         bodies, errors = payloads(batch)
         if not bodies:
             return verdict(errors, len(batch))
-        line = await self._line(self._held)
+        line = await self._line(self._shared)
         calls = [
             self._publish(line, batch[place], body, keys[place] if keys else None) for place, body in bodies.items()
         ]
@@ -76,21 +76,21 @@ class MessageSink(ABC, Generic[L]):
         self._judge(errors)
         return verdict(errors, len(batch), skipped=skipped)
 
-    async def _line(self, held: Held[L]) -> L:
+    async def _line(self, shared: SharedConnection[L]) -> L:
         try:
             async with asyncio.timeout(self.connect_timeout):
-                line = await held.get()
+                line = await shared.get()
         except Exception as error:  # noqa: BLE001 - the client raises errors of many kinds; all are judged in one place
             raise self._error(error, None) from None
         if self._is_broken(line):
-            held.drop(line)
-            return await self._line(held)
+            shared.drop(line)
+            return await self._line(shared)
         return line
 
     def _drop(self, line: L | None) -> None:
         """Have the next batch make another connection."""
-        if line is not None and self._held is not None:
-            self._held.drop(line)
+        if line is not None and self._shared is not None:
+            self._shared.drop(line)
 
     @abstractmethod
     async def _connect(self) -> L:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -65,6 +66,33 @@ def _named(values: Sequence[Any], columns: Sequence[str] | None) -> dict[str, An
     return dict(zip(columns, values, strict=True))
 
 
+def check_numbers(value: Any, encoded: bytes) -> None:
+    """Refuse a value with a number that JSON has not: the encoder writes null for those that are not finite.
+
+    Example:
+        >>> check_numbers({"a": None}, b'{"a":null}')
+        >>> check_numbers([float("nan")], b"[null]")
+        Traceback (most recent call last):
+        ...
+        ValueError: a number that is not finite has no form in JSON
+    """
+    # The search costs little, and what follows it only records with a null.
+    if b"null" in encoded and _has_odd_number(value):
+        raise ValueError("a number that is not finite has no form in JSON")
+
+
+def _has_odd_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, Mapping):
+        return any(map(_has_odd_number, cast("Mapping[object, object]", value).values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(_has_odd_number, cast("Iterable[Any]", value)))
+    if isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return any(map(_has_odd_number, row(value).values()))
+    return False
+
+
 _encoder = msgspec.json.Encoder(decimal_format="string")
 
 
@@ -83,9 +111,12 @@ def lines(batch: Iterable[Any]) -> list[bytes]:
             continue
         try:
             if is_table(record):
-                found.extend(map(encode, record.to_pylist()))
+                for each in record.to_pylist():
+                    found.append(encode(each))
+                    check_numbers(each, found[-1])
             else:
                 found.append(encode(record))
+                check_numbers(record, found[-1])
         except (TypeError, ValueError) as error:
             raise PermanentError(
                 f"a record of type {type(record).__qualname__} has no form in JSON ({type(error).__name__}); "

@@ -35,12 +35,16 @@ class Rows(NamedTuple):
         """Some of the rows."""
         return Rows(self.names, self.values[start:stop], self.places[start:stop])
 
+    def some(self, indexes: Sequence[int]) -> Rows:
+        """The rows of these indexes."""
+        return Rows(self.names, [self.values[at] for at in indexes], [self.places[at] for at in indexes])
 
-def alike(batch: Sequence[Any], columns: Sequence[str] | None) -> tuple[list[Rows], dict[int, SinkError]]:
+
+def tabular(batch: Sequence[Any], columns: Sequence[str] | None) -> tuple[list[Rows], dict[int, SinkError]]:
     """The records by their columns, and those that are no rows with the reason.
 
     Example:
-        >>> rows, refused = alike([{"a": 1, "b": 2}, {"a": 3, "b": 4}, (5,)], None)
+        >>> rows, refused = tabular([{"a": 1, "b": 2}, {"a": 3, "b": 4}, (5,)], None)
         >>> rows, list(refused)
         ([Rows(names=('a', 'b'), values=[(1, 2), (3, 4)], places=[0, 1])], [2])
     """

@@ -187,7 +187,7 @@ def is_of_record(error: BaseException) -> bool:
     return type(error).__name__ in _LARGE | _RECORD
 
 
-def told(where: str, error: BaseException) -> BaseException:
+def translate_error(where: str, error: BaseException) -> BaseException:
     """An error of aiokafka as the sink's; what was not foreseen goes on as it is."""
     name = type(error).__name__
     if isinstance(error, BatchQueueError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from batchqueue_async.errors import ConfigError, RetryableError, SinkError
 from batchqueue_async.sinks._shared.extras import require
-from batchqueue_async.sinks.kafka.client import is_of_record, is_of_sequence, told
+from batchqueue_async.sinks.kafka.client import is_of_record, is_of_sequence, translate_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -39,7 +39,7 @@ Waited: TypeAlias = "dict[asyncio.Future[Any], tuple[list[int], Producer]]"
 """Batches of earlier sends: which records of this one are in each, and the producer that has it."""
 
 
-class Undecided:
+class UnconfirmedSends:
     """Keys whose records a producer still tries to deliver, or has delivered since, for the next send of them."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class Delivery:
             middle = len(batch.messages) // 2
             self.todo += [batch.messages[:middle], batch.messages[middle:]]
             return
-        meant = told(self.where, error)
+        meant = translate_error(self.where, error)
         self._fail(batch.messages, meant if isinstance(meant, SinkError) else RetryableError(f"{self.where}: {error}"))
 
     def give_up(self, error: SinkError) -> None:

@@ -10,8 +10,8 @@ from batchqueue_async.errors import AuthError, ConfigError, RetryableError, Sink
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.secrets import Secret
 from batchqueue_async.sinks.base import SendResult
-from batchqueue_async.sinks.kafka.client import Cluster, told
-from batchqueue_async.sinks.kafka.delivery import Delivery, Partitioner, Undecided
+from batchqueue_async.sinks.kafka.client import Cluster, translate_error
+from batchqueue_async.sinks.kafka.delivery import Delivery, Partitioner, UnconfirmedSends
 from batchqueue_async.sinks.kafka.messages import Encoder, check_option
 from batchqueue_async.sinks.kafka.producers import Producers
 from batchqueue_async.sinks.kafka.transactions import KafkaTransaction, Transactions
@@ -138,7 +138,7 @@ class KafkaSink:
         self._idempotent = idempotent
         self._transaction_timeout = transaction_timeout
         self._where = f"Kafka sink, topic {topic!r}"
-        self._undecided = Undecided()
+        self._unconfirmed = UnconfirmedSends()
         self._spread: Partitioner
         self._transactions: Transactions
         self._producers: Producers | None = None
@@ -170,9 +170,9 @@ class KafkaSink:
 
     async def open(self) -> None:
         """Get ready; the first send connects, so that a broker which is down keeps no program from starting."""
-        self._undecided = Undecided()
+        self._unconfirmed = UnconfirmedSends()
         self._spread = Partitioner(self._partitioner)
-        self._producers = Producers(self._make_producer, self.timeout, self._undecided.forget)
+        self._producers = Producers(self._make_producer, self.timeout, self._unconfirmed.forget)
         self._transactions = Transactions(
             self._cluster, self.topic, self._where, self._producer_options, self._transaction_timeout
         )
@@ -223,11 +223,11 @@ class KafkaSink:
                 producers.retire(producer)
         except asyncio.CancelledError:
             delivery.take_results()
-            self._undecided.keep(keys, delivery.taken(), producer)  # confirmed, and nobody was told
+            self._unconfirmed.keep(keys, delivery.taken(), producer)  # confirmed, and nobody was told
             raise
         finally:
-            self._undecided.keep(keys, delivery.pending(), producer)
-            self._undecided.keep_waited(keys, waited)
+            self._unconfirmed.keep(keys, delivery.pending(), producer)
+            self._unconfirmed.keep_waited(keys, waited)
         for confirmed, (places, _) in waited.items():
             if not confirmed.done() or confirmed.exception() is not None:
                 delivery.failed |= dict.fromkeys(places, self._late())
@@ -235,7 +235,7 @@ class KafkaSink:
 
     def _deliver(self, batch: Sequence[Any], keys: Sequence[str] | None) -> tuple[Waited, Delivery]:
         """What is left to send, and what an earlier send has given away and this one only waits for."""
-        waited, fresh = self._undecided.take(keys)
+        waited, fresh = self._unconfirmed.take(keys)
         if waited and keys is not None:
             batch, keys = [batch[place] for place in fresh], [keys[place] for place in fresh]
         messages, refused = self._encoder.encode(batch, keys)
@@ -251,7 +251,7 @@ class KafkaSink:
             except AuthError as refusal:
                 return refusal
             return self._late()
-        meant = told(self._where, error)
+        meant = translate_error(self._where, error)
         if not isinstance(meant, SinkError):
             raise meant
         return meant

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.errors import PermanentError, RetryableError, SinkError
 from batchqueue_async.sinks.base import SendResult
-from batchqueue_async.sinks.kafka.client import Cluster, is_fenced, offsets, stop, told
+from batchqueue_async.sinks.kafka.client import Cluster, is_fenced, offsets, stop, translate_error
 from batchqueue_async.sinks.kafka.delivery import Delivery, Partitioner
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Transactions:
                 raise PermanentError(
                     f"{self.where}: another process has taken over the batches of this source"
                 ) from None
-            meant = told(self.where, error)
+            meant = translate_error(self.where, error)
             if meant is error:
                 raise
             raise meant from None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from batchqueue_async.errors import ConfigError, PermanentError, RetryableError
+from batchqueue_async.errors import ConfigError, PermanentError
 from batchqueue_async.sinks.postgres.client import state_of
 from batchqueue_async.sinks.postgres.types import quoted
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 RESERVED = frozenset({"batchqueue_sources", "batchqueue_keys", "batchqueue_stage"})
 _OLDEST = 14
 _EXCLUSION = "23P01"
+_ONCE = "batchqueue_once"
 
 
 class Numbered(NamedTuple):
@@ -120,7 +121,7 @@ class Ledger:
             # The source as a range, since GiST has no equality of integers without an extension.
             await connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {self._keys} (source integer NOT NULL, numbers int8multirange NOT NULL, "
-                "CONSTRAINT batchqueue_once "
+                f"CONSTRAINT {_ONCE} "
                 "EXCLUDE USING gist (numbers WITH &&, int4range(source, source, '[]') WITH &&))"
             )
 
@@ -163,27 +164,20 @@ class Ledger:
                     source,
                 )
 
-    async def take(self, connection: Connection, keys: Iterable[tuple[str, int]]) -> None:
-        """Note that records are in. Needs a transaction.
-
-        Raises:
-            AlreadyInError: one of them is in already; the transaction is of no use then.
-        """
+    def taking(self, keys: Iterable[tuple[str, int]]) -> list[str]:
+        """The statements that note that records are in; they fail with `is_taken` where one of them is already."""
         by_source: dict[str, list[int]] = {}
         for source, number in keys:
             by_source.setdefault(source, []).append(number)
-        for source, numbers in by_source.items():
-            try:
-                await connection.execute(
-                    f"INSERT INTO {self._keys} VALUES ($1, $2::text::int8multirange)",  # noqa: S608 - quoted
-                    self._ids[source],
-                    multirange(numbers),
-                )
-            except Exception as error:
-                # Of the client's errors, one says that a record is in; the others go on as they are.
-                if state_of(error) == _EXCLUSION:
-                    raise AlreadyInError from None
-                raise
+        return [
+            f"INSERT INTO {self._keys} VALUES ({self._ids[source]}, '{multirange(numbers)}')"  # noqa: S608 - numbers
+            for source, numbers in by_source.items()
+        ]
+
+    async def take(self, connection: Connection, keys: Iterable[tuple[str, int]]) -> None:
+        """Note that records are in. Needs a transaction, which is of no use where one of them is already."""
+        if statements := self.taking(keys):
+            await connection.execute("; ".join(statements))
 
     async def seen(self, connection: Connection, keys: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
         """Which of the records are in."""
@@ -203,5 +197,6 @@ class Ledger:
         return found
 
 
-class AlreadyInError(RetryableError):
-    """A record of the write is in already: found out what is in, and write the rest."""
+def is_taken(error: BaseException) -> bool:
+    """Whether an error says that a record of the write is in already: find out what is in, and write the rest."""
+    return state_of(error) == _EXCLUSION and getattr(error, "constraint_name", None) == _ONCE

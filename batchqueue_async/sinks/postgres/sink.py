@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
-from batchqueue_async.errors import ConfigError
+from batchqueue_async.errors import ConfigError, PermanentError
 from batchqueue_async.sinks._shared import tls as tls_options
 from batchqueue_async.sinks._shared.extras import require
+from batchqueue_async.sinks._shared.records import row
 from batchqueue_async.sinks._shared.secrets import Secret, redacted
-from batchqueue_async.sinks.postgres.client import Connections, connect, is_of_schema, told
+from batchqueue_async.sinks.base import SinkNeeds
+from batchqueue_async.sinks.postgres.client import Connections, connect, is_of_schema, translate_error
 from batchqueue_async.sinks.postgres.ledger import RESERVED, Ledger
 from batchqueue_async.sinks.postgres.staging import StagedRows, Staging, staged_name
-from batchqueue_async.sinks.postgres.table import Table
-from batchqueue_async.sinks.postgres.writing import PostgresTransaction, Writing
+from batchqueue_async.sinks.postgres.table import SchemaMode, Table
+from batchqueue_async.sinks.postgres.writing import BatchWrite, PostgresTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
 
     from batchqueue_async.sinks._shared.tls import TlsOption
     from batchqueue_async.sinks.base import Attempt, BatchKey, SendResult
@@ -50,7 +52,8 @@ class PostgresSink:
         dsn: str,
         table: str = "rows",
         *,
-        schema: str | None = None,
+        schema: SchemaMode | str | None = None,
+        namespace: str | None = None,
         columns: Sequence[str] | None = None,
         upsert_on: Sequence[str] = (),
         key_column: str | None = None,
@@ -59,6 +62,7 @@ class PostgresSink:
         connections: int = 4,
         connect_timeout: float = 10.0,
         timeout: float = 10.0,
+        retryable: Iterable[str] = (),
     ) -> None:
         """Say which table of which database.
 
@@ -66,7 +70,10 @@ class PostgresSink:
             dsn: the database, as libpq has it: `postgresql://user@host/database`; or a reference to that, `env:NAME`
                 or `file:/path`.
             table: the table; made from the first records if there is none.
-            schema: the table's schema; None is the first one of the search path.
+            schema: what is done with values that a column would change, and with columns that the table has not:
+                "strict" refuses their records, "widen" gives the column a wider type, "add" widens and adds columns.
+                Any other text names the table's schema, as `namespace` does.
+            namespace: the schema that the table is in; None is the first one of the search path.
             columns: the names of the values in records that are tuples.
             upsert_on: the columns of a unique constraint by which a row that is there is replaced.
             key_column: a unique column of type text for each record's key.
@@ -74,7 +81,8 @@ class PostgresSink:
             tls: True, a `Tls` or an `ssl.SSLContext`; None as the dsn's `sslmode` says.
             connections: how many sends may be under way at once, each on a connection of its own.
             connect_timeout: seconds that a connection may take to be made.
-            timeout: seconds that a call may take.
+            timeout: seconds that a call may take; the wait for a connection of the sink's own does not count.
+            retryable: more SQLSTATEs that may pass, of two characters or five, such as "P0001" of one's own triggers.
         """
         require("asyncpg", "postgres")
         if not table or table in RESERVED:
@@ -87,14 +95,31 @@ class PostgresSink:
         for name, value in (("connections", connections), ("connect_timeout", connect_timeout), ("timeout", timeout)):
             if value <= 0:
                 raise ConfigError(f"PostgreSQL sink: {name}={value} is not above 0")
+        if schema in get_args(SchemaMode):
+            self.mode = cast("SchemaMode", schema)
+        elif namespace is not None and schema is not None:
+            raise ConfigError(
+                f"PostgreSQL sink: schema={schema!r} with namespace={namespace!r}; give schema one of "
+                f"{', '.join(get_args(SchemaMode))}"
+            )
+        else:
+            self.mode, namespace = "strict", namespace if schema is None else schema
         self.table = table
-        self.schema = schema
+        self.schema = namespace
         self.columns = None if columns is None else tuple(columns)
         self.upsert_on = tuple(upsert_on)
         self.key_column = key_column
         self.connections = connections
         self.connect_timeout = connect_timeout
         self.timeout = timeout
+        self.retryable = frozenset(retryable)
+        self.needs = SinkNeeds(
+            ordering="key" if self.upsert_on else "any",
+            key=_key_of(self.upsert_on, self.columns) if self.upsert_on else None,
+            concurrency=connections,
+            idempotent=True,
+            atomic=True,
+        )
         self._dsn = dsn
         self._password = None if password is None else Secret(password)
         self._tls: TlsOption = tls
@@ -115,7 +140,8 @@ class PostgresSink:
             type(self),
             self._dsn,
             table,
-            schema=self.schema,
+            schema=self.mode,
+            namespace=self.schema,
             columns=self.columns,
             upsert_on=self.upsert_on,
             key_column=self.key_column,
@@ -124,12 +150,15 @@ class PostgresSink:
             connections=self.connections,
             connect_timeout=self.connect_timeout,
             timeout=self.timeout,
+            retryable=self.retryable,
         )
 
     async def open(self) -> None:
         """Get ready; the first send connects, so that a database which is down keeps no program from starting."""
         context = tls_options.context(self._tls)
-        self._table = Table(self.table, self.schema, self.upsert_on, self.key_column)
+        self._table = Table(
+            self.table, self.schema, self.upsert_on, self.key_column, mode=self.mode, retryable=self.retryable
+        )
         self._ledger = Ledger(self.table, self.schema)
         self._turn = asyncio.Lock()
 
@@ -154,21 +183,23 @@ class PostgresSink:
             PermanentError: the statement can never succeed; nothing of the batch is in.
         """
         async with self._call() as connection:
-            return await Writing(self._table, self._ledger, connection, batch, self.columns).send()
+            return await BatchWrite(self._table, self._ledger, connection, batch, self.columns).send()
 
     async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> SendResult:
         """Write the records whose keys are not in yet, and the keys, in one transaction."""
         async with self._call() as connection:
-            return await Writing(self._table, self._ledger, connection, batch, self.columns).send_keyed(keys)
+            return await BatchWrite(self._table, self._ledger, connection, batch, self.columns).send_keyed(keys)
 
     @asynccontextmanager
     async def _call(self) -> AsyncGenerator[Connection]:
         """A connection for one call, whose errors are the sink's."""
-        async with self._told(), self._open_pool.lend() as connection:
+        pool = self._open_pool
+        # The wait for one of our own connections is no time of the server's.
+        async with pool.turn, self._translated(), pool.lend() as connection:
             yield connection
 
     @asynccontextmanager
-    async def _told(self) -> AsyncGenerator[None]:
+    async def _translated(self) -> AsyncGenerator[None]:
         """In time, and with the sink's errors."""
         try:
             async with asyncio.timeout(self.timeout):
@@ -177,7 +208,7 @@ class PostgresSink:
             if is_of_schema(error):
                 self._table.columns = None
                 self._ledger.forget()
-            meant = told(self._where, error)
+            meant = translate_error(self._where, error, self.retryable)
             if meant is error:
                 raise
             # PostgreSQL's own text may quote values, and a traceback would show it.
@@ -197,7 +228,8 @@ class PostgresSink:
         async with AsyncExitStack() as stack:
             await self._turn.acquire()
             stack.callback(self._turn.release)
-            async with self._told():
+            await stack.enter_async_context(pool.turn)
+            async with self._translated():
                 connection = await stack.enter_async_context(pool.lend())
                 await self._ledger.open(connection)
                 block = connection.transaction()
@@ -212,7 +244,7 @@ class PostgresSink:
                 block,
                 key,
                 columns=self.columns,
-                call=self._told,
+                call=self._translated,
                 end=stack.pop_all(),
             )
 
@@ -244,3 +276,21 @@ class PostgresSink:
         finally:
             if not was_open:
                 await self.close()
+
+
+def _key_of(names: Sequence[str], columns: Sequence[str] | None) -> Callable[[Any], Hashable]:
+    """From a record to the key of its row; one that has none shares it with the others that have none."""
+
+    def key(record: Any) -> Hashable:
+        try:
+            fields = row(record, columns)
+        except PermanentError:
+            return None
+        found = tuple(fields.get(name) for name in names)
+        try:
+            hash(found)
+        except TypeError:
+            return repr(found)
+        return found
+
+    return key

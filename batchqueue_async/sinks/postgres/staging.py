@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _STAGED = """
 SELECT relname FROM pg_class
-WHERE relnamespace = coalesce($2::text, current_schema())::regnamespace AND relkind = 'r' AND starts_with(relname, $1)
+WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = coalesce($2::text, current_schema()))
+AND relkind = 'r' AND starts_with(relname, $1)
 """
 
 

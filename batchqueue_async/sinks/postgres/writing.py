@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from batchqueue_async.errors import RetryableError, SinkError
-from batchqueue_async.sinks._shared.tabular import alike
+from batchqueue_async.sinks._shared.tabular import tabular
 from batchqueue_async.sinks.base import SendResult
-from batchqueue_async.sinks.postgres.client import is_of_record
-from batchqueue_async.sinks.postgres.ledger import AlreadyInError, numbered
-from batchqueue_async.sinks.postgres.table import Written
+from batchqueue_async.sinks.postgres.client import is_of_record, is_of_schema, state_of
+from batchqueue_async.sinks.postgres.ledger import is_taken, numbered
+from batchqueue_async.sinks.postgres.table import Written, is_of_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from batchqueue_async.sinks.postgres.table import Table
 
 _TRIES = 10
+_VIOLATION = "08P01"
 
 
-class Writing:
-    """Writes one batch: rows alike, those that fit, and in the end what became of each record."""
+class BatchWrite:
+    """Writes one batch: rows of the same columns, those that fit, and in the end what became of each record."""
 
     def __init__(
         self, table: Table, ledger: Ledger, connection: Connection, batch: Sequence[Any], columns: Sequence[str] | None
@@ -42,6 +43,7 @@ class Writing:
         self._refused: dict[int, SinkError] = {}
         self._keys: dict[int, tuple[str, int]] = {}
         self._skipped = 0
+        self._way: Literal["shortly", "staged", "carefully"] = "shortly"
 
     async def send(self) -> SendResult:
         """Write all records."""
@@ -80,7 +82,7 @@ class Writing:
         await self._fit()
 
     def _sort_rows(self) -> None:
-        self._rows, refused = alike(self._batch, self._columns)
+        self._rows, refused = tabular(self._batch, self._columns)
         self._refused |= refused
 
     async def _fit(self) -> None:
@@ -100,45 +102,77 @@ class Writing:
     # -- the transaction -----------------------------------------------------------------------------------------
 
     async def _write(self) -> Written:
-        careful = False
         for _ in range(_TRIES):
             if not self._rows:
                 return Written()
             try:
-                return await (self._carefully() if careful else self._shortly())
-            except AlreadyInError:
-                seen = await self._ledger.seen(self._connection, self._keys.values())
-                self._skip({place for place, key in self._keys.items() if key in seen})
+                return await (self._carefully() if self._way == "carefully" else self._shortly())
             except _TornError as torn:
                 self._refused |= torn.refused
                 self._skip(set(torn.refused))
+            except OSError:
+                raise
             except Exception as error:
-                # Whatever the client raises about a value: its types are told by `is_of_record`.
-                if careful or not is_of_record(error):
+                # Whatever the client raises: what it is about is found out from it and from the table.
+                if not await self._learn_from(error):
                     raise
-                careful = True
         raise RetryableError(
-            f"PostgreSQL sink, table {self._table.name!r}: {_TRIES} other writers took records of this batch meanwhile"
+            f"PostgreSQL sink, table {self._table.name!r}: {_TRIES} other writers took records of this batch meanwhile",
+            error_type="conflict",
         )
+
+    async def _learn_from(self, error: Exception) -> bool:
+        """Whether there is something else to try after an error."""
+        # A record that is in already may meet a constraint of the table before it meets the note of itself.
+        if (is_taken(error) or is_of_record(error)) and await self._skip_seen():
+            return True
+        if is_taken(error):
+            return True  # by a transaction that was undone meanwhile
+        if await self._has_changed(error):
+            await self._fit()
+        elif is_of_key(error, self._table) and self._way == "shortly":
+            self._way = "staged"
+        elif self._way != "carefully" and is_of_record(error):
+            self._way = "carefully"
+        else:
+            return False
+        return True
+
+    async def _skip_seen(self) -> bool:
+        """Leave out the records that are in; whether there are any."""
+        if not self._keys or self._connection.is_closed():
+            return False
+        seen = await self._ledger.seen(self._connection, self._keys.values())
+        self._skip({place for place, key in self._keys.items() if key in seen})
+        return bool(seen)
+
+    async def _has_changed(self, error: Exception) -> bool:
+        """Whether an error comes of columns that are others now; asked where it may."""
+        # A row that is encoded for other types may even look like a broken protocol.
+        may = is_of_record(error) or is_of_schema(error) or state_of(error) == _VIOLATION
+        if not may or self._connection.is_closed():
+            return False
+        return await self._table.has_changed(self._connection) and self._table.columns is not None
 
     async def _shortly(self) -> Written:
         """All of it, or an error."""
         written = Written()
-        if self._table.direct and len(self._rows) == 1 and not self._keys:
-            written.new = await self._table.put(self._connection, self._rows[0])  # one statement: a transaction
+        table = self._table
+        if len(self._rows) == 1 and (table.direct or (table.may_copy and self._way == "shortly")):
+            written.new = await table.copy(self._connection, self._rows[0], self._ledger.taking(self._keys.values()))
             return written
         async with self._connection.transaction():
-            await self._ledger.take(self._connection, self._keys.values())
-            for rows in self._rows:
-                written.new += await self._table.put(self._connection, rows, staged=written.staged)
+            for rows in table.in_order(self._rows):
+                written.new += await table.put(self._connection, rows, staged=written.staged)
                 written.staged = True
+            await self._ledger.take(self._connection, self._keys.values())
         return written
 
     async def _carefully(self) -> Written:
         """All of it but for the records that the table refuses."""
         written = Written()
         async with self._connection.transaction():
-            for rows in self._rows:
+            for rows in self._table.in_order(self._rows):
                 await self._table.write(self._connection, rows, written)
             torn = _torn(self._rows, written.refused)
             if torn:
@@ -178,10 +212,10 @@ class PostgresTransaction:
     async def send(self, batch: Sequence[Any]) -> SendResult:
         """Write records; nobody sees them before the commit."""
         async with self._whole():
-            rows, refused = alike(batch, self._columns)
+            rows, refused = tabular(batch, self._columns)
             rows, misfits = await self._table.fit(self._connection, rows)
             written = Written(refused=refused | misfits, staged=self._staged)
-            for each in rows:
+            for each in self._table.in_order(rows):
                 await self._write(each, written)
             self._staged = written.staged
         return SendResult(rejected=written.refused)
