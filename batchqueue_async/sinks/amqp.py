@@ -171,5 +171,6 @@ class AmqpSink(MessageSink[_Line]):
             if "larger than" in str(error):
                 return TooLargeError(f"{where} takes no message of that size")
             return PermanentError(f"{where}: the queue {self.queue!r} is there with other properties")
-        what = "took too long" if isinstance(error, TimeoutError) else f"{_LOST}: {type(error).__name__}"
-        return RetryableError(f"{where}: {what}")
+        late = isinstance(error, TimeoutError)
+        what = "took too long" if late else f"{_LOST}: {type(error).__name__}"
+        return RetryableError(f"{where}: {what}", error_type="timeout" if late else "network")

@@ -11,10 +11,15 @@ with all of its parts or not at all::
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, RetryableError
@@ -28,8 +33,10 @@ from batchqueue_async.sinks._shared.files import (
 )
 from batchqueue_async.sinks._shared.records import lines
 from batchqueue_async.sinks._shared.thread import SinkThread
+from batchqueue_async.sinks.base import SinkNeeds
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Sequence
 
     from batchqueue_async.sinks.base import Attempt, BatchKey
@@ -41,8 +48,8 @@ _BLOCK = 65536
 class JsonLinesSink:
     """Appends each record as a line of JSON; delivers at least once.
 
-    A half line at the end of the file, left by a crash, is cut off when the file is opened. The file and those that it
-    rotates to are readable by their owner only.
+    A half line at the end of the file, left by a crash, is cut off when the file is opened; a whole one without its
+    line break gets one. The file and those that it rotates to are readable by their owner only.
 
     Example:
         >>> import asyncio, pathlib, tempfile
@@ -58,25 +65,48 @@ class JsonLinesSink:
         {"a":2}
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fsync: Fsync = "batch", max_bytes: int | None = None) -> None:
+    needs = SinkNeeds(ordering="any", concurrency=1, atomic=True)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fsync: Fsync = "batch",
+        max_bytes: int | None = None,
+        keep_files: int | None = None,
+        keep_seconds: float | None = None,
+        reopen_on: signal.Signals | None = None,
+    ) -> None:
         """Say where to write, and how durably.
 
         Args:
-            path: the file; for staged writing the directory.
+            path: the file; for staged writing the directory. A file that was moved or removed meanwhile, as by
+                logrotate, is made anew for the next batch.
             fsync: "batch" makes each `send` durable before it returns, "close" only the `close`, "never" leaves it to
                 the system.
-            max_bytes: a file that has reached so many bytes is renamed to `<path>.1`, the next to `<path>.2` and so
-                on, and a new one is begun; None never does.
+            max_bytes: a file that has reached this size is renamed to `<path>.1`, the next to `<path>.2` and so on, and
+                a new one is begun; None never does.
+            keep_files: how many of those files are kept, the newest; None keeps all.
+            keep_seconds: how long they are kept; None keeps them without end.
+            reopen_on: a signal, such as `signal.SIGHUP`, at which the file is closed and opened again; for an event
+                loop in the main thread.
         """
         if fsync not in {"batch", "close", "never"}:
             raise ConfigError(f"JSON lines sink: fsync={fsync!r} is unknown; give 'batch', 'close' or 'never'")
-        if max_bytes is not None and max_bytes < 1:
-            raise ConfigError(f"JSON lines sink: max_bytes={max_bytes} is below 1; give a size in bytes, or None")
+        for name, value in (("max_bytes", max_bytes), ("keep_files", keep_files), ("keep_seconds", keep_seconds)):
+            if value is not None and value < 1:
+                raise ConfigError(f"JSON lines sink: {name}={value} is below 1; give a number from 1 on, or None")
+        if max_bytes is None and not keep_files is keep_seconds is None:
+            raise ConfigError("JSON lines sink: keep_files and keep_seconds go with max_bytes; give it too")
         self.path = Path(path)
         self.fsync: Fsync = fsync
         self.max_bytes = max_bytes
+        self.keep_files = keep_files
+        self.keep_seconds = keep_seconds
+        self.reopen_on = reopen_on
         self._file = -1
         self._size = 0
+        self._stale = False
         self._thread: SinkThread | None = None
 
     # -- one file ------------------------------------------------------------------------------------------------
@@ -85,6 +115,12 @@ class JsonLinesSink:
         """Open the file, and cut off what a crash left half written."""
         self._thread = SinkThread("jsonl")
         await self._thread.run(self._open)
+        if self.reopen_on is not None:
+            asyncio.get_running_loop().add_signal_handler(self.reopen_on, self.reopen)
+
+    def reopen(self) -> None:
+        """Have the next batch close the file and open what has its name then; from any thread."""
+        self._stale = True
 
     async def send(self, batch: Sequence[Any]) -> None:
         """Append the records.
@@ -101,6 +137,8 @@ class JsonLinesSink:
         """Close the file, durably unless `fsync` is "never"."""
         thread, self._thread = self._thread, None
         if thread is not None:
+            if self.reopen_on is not None:
+                asyncio.get_running_loop().remove_signal_handler(self.reopen_on)
             try:
                 await thread.run(self._close)
             finally:
@@ -111,28 +149,74 @@ class JsonLinesSink:
             raise ConfigError(f"JSON lines sink: {str(self.path)!r} is a directory; name a file in it")
         make_directory(self.path.parent)
         self._file = open_append(self.path)
-        self._size = _cut_half_line(self._file, self.path)
+        self._size = _end_last_line(self._file, self.path)
+        self._stale = False
 
     def _append(self, batch: Sequence[Any]) -> None:
         data = b"".join([line + b"\n" for line in lines(batch)])
-        if self.max_bytes is not None and self._size and self._size + len(data) > self.max_bytes:
-            self._rotate()
+        try:
+            self._find_file()
+            if self.max_bytes is not None and self._size and self._size + len(data) > self.max_bytes:
+                self._rotate()
+            self._write(data)
+        except OSError as error:
+            raise RetryableError(
+                f"JSON lines sink {str(self.path)!r}: {error.strerror}; the batch is not in", error_type="server"
+            ) from error
+
+    def _find_file(self) -> None:
+        """Open the file where it is closed, or where its name belongs to another file or to none."""
+        if self._file >= 0:
+            mine = os.fstat(self._file)
+            try:
+                there: os.stat_result | None = self.path.stat()
+            except FileNotFoundError:
+                there = None
+            if not self._stale and there is not None and os.path.samestat(mine, there):
+                self._size = mine.st_size  # others may have cut it
+                return
+            self._leave()
+        self._open()
+
+    def _leave(self) -> None:
+        """Close a file whose name is gone; its directory may be too."""
+        file, self._file = self._file, -1
+        try:
+            if self.fsync != "never":
+                os.fsync(file)
+        finally:
+            os.close(file)
+
+    def _write(self, data: bytes) -> None:
         try:
             write_all(self._file, data)
             if self.fsync == "batch":
                 os.fsync(self._file)
-        except OSError as error:
+        except OSError:
             os.ftruncate(self._file, self._size)
-            raise RetryableError(
-                f"JSON lines sink {str(self.path)!r}: {error.strerror}; the batch is not in"
-            ) from error
+            raise
         self._size += len(data)
 
     def _rotate(self) -> None:
         self._close()
-        taken = [int(found[1]) for found in map(self._numbered, self.path.parent.iterdir()) if found]
+        taken = self._rotated()
         self.path.rename(self.path.with_name(f"{self.path.name}.{max(taken, default=0) + 1}"))
         self._open()
+        self._forget_old()
+
+    def _rotated(self) -> dict[int, Path]:
+        found = ((self._numbered(path), path) for path in self.path.parent.iterdir())
+        return {int(number[1]): path for number, path in found if number}
+
+    def _forget_old(self) -> None:
+        """Remove the rotated files that are not to be kept any more."""
+        newest_first = [path for _, path in sorted(self._rotated().items(), reverse=True)]
+        kept = newest_first if self.keep_files is None else newest_first[: self.keep_files]
+        limit = None if self.keep_seconds is None else time.time() - self.keep_seconds
+        for path in newest_first:
+            with suppress(FileNotFoundError):
+                if path not in kept or (limit is not None and path.stat().st_mtime < limit):
+                    path.unlink()
 
     def _numbered(self, path: Path) -> re.Match[str] | None:
         return re.fullmatch(re.escape(self.path.name) + r"\.(\d+)", path.name)
@@ -188,8 +272,12 @@ class JsonLinesSink:
             await thread.close()
 
 
-def _cut_half_line(file: int, path: Path) -> int:
-    """Cut a file after its last line break; returns its size."""
+def _end_last_line(file: int, path: Path) -> int:
+    """See to it that a file ends with a line break; returns its size.
+
+    A last line that is whole, and only lacks its break, gets one: other programs write such files. What a crash left of
+    a line is cut off. The rest of a number cannot be told from a number, and was not confirmed.
+    """
     size = end = os.fstat(file).st_size
     while end > 0:
         start = max(0, end - _BLOCK)
@@ -199,6 +287,17 @@ def _cut_half_line(file: int, path: Path) -> int:
             break
         end = start
     if end < size:
+        if _is_whole(os.pread(file, size - end, end)):
+            write_all(file, b"\n")
+            return size + 1
         os.ftruncate(file, end)
         log.warning("half_line_cut", file=str(path), bytes=size - end)
     return end
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return isinstance(found, bool) or not isinstance(found, int | float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ from batchqueue_async.sinks._shared.tls import context
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from batchqueue_async.sinks._shared.tls import TlsOption
 
@@ -52,6 +53,7 @@ class NatsSink(MessageSink[_Line]):
         timeout: float = 10.0,
         connect_timeout: float = 5.0,
         tls: TlsOption = None,
+        retryable: Iterable[int] = (),
     ) -> None:
         """Say where to publish, and how.
 
@@ -67,6 +69,7 @@ class NatsSink(MessageSink[_Line]):
             timeout: seconds for the acknowledgements of a batch.
             connect_timeout: seconds to connect.
             tls: True, a `Tls` or an SSL context; None is TLS where the URL or the server says so, verified.
+            retryable: more of JetStream's error codes that may pass; those of a server error always may.
         """
         self.urls = [url] if isinstance(url, str) else list(url)
         for each in self.urls:
@@ -91,6 +94,7 @@ class NatsSink(MessageSink[_Line]):
         self._credentials = credentials
         self._headers = dict(headers or {})
         self._tls = tls
+        self._retryable = frozenset(retryable)
 
     def __repr__(self) -> str:
         subject = self.subject if isinstance(self.subject, str) else "..."
@@ -110,7 +114,7 @@ class NatsSink(MessageSink[_Line]):
     async def _connect(self) -> _Line:
         options: dict[str, Any] = {name: resolve(value) for name, value in self._login.items()}
         if self._credentials is not None:
-            options["user_credentials"] = str(self._credentials)
+            options["user_credentials"] = _readable(self._credentials)
         if (tls := context(self._tls)) is not None:
             options["tls"] = tls
         client = require("nats", "nats").NATS()
@@ -150,12 +154,24 @@ class NatsSink(MessageSink[_Line]):
             answer: Any = error
             said = f"{where} answered with the error {answer.err_code}"
             status: int = answer.code or _SERVER_ERRORS
-            return RetryableError(said) if status >= _SERVER_ERRORS else PermanentError(said)
+            if status >= _SERVER_ERRORS or answer.err_code in self._retryable:
+                return RetryableError(said, error_type="server")
+            return PermanentError(said, error_type="refused")
         self._drop(line)
         if isinstance(error, known.AuthorizationError) or "authorization" in str(error).lower():
             return AuthError(f"{where} refuses us; check user, password, token or credentials")
-        what = "took too long" if isinstance(error, TimeoutError) else f"the connection broke: {type(error).__name__}"
-        return RetryableError(f"{where}: {what}")
+        late = isinstance(error, TimeoutError)
+        what = "took too long" if late else f"the connection broke: {type(error).__name__}"
+        return RetryableError(f"{where}: {what}", error_type="timeout" if late else "network")
+
+
+def _readable(path: str | os.PathLike[str]) -> str:
+    """The path of a file that can be read."""
+    try:
+        with Path(path).open("rb"):
+            return str(path)
+    except OSError as error:
+        raise ConfigError(f"NATS: the credentials {str(path)!r} cannot be read: {error.strerror}") from None
 
 
 async def _nothing(_error: Exception) -> None:

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError
+from batchqueue_async.errors import (
+    AuthError,
+    BatchQueueError,
+    ConfigError,
+    PermanentError,
+    RetryableError,
+    SinkError,
+)
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.payloads import payload, verdict
 from batchqueue_async.sinks._shared.records import row
 from batchqueue_async.sinks._shared.secrets import Secret, redacted, resolve
 from batchqueue_async.sinks._shared.tls import Tls
+from batchqueue_async.sinks.base import SinkNeeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from batchqueue_async.sinks._shared.tls import TlsOption
     from batchqueue_async.sinks.base import SendResult
 
-# What Redis says while it can't take writes: it starts, is out of memory, its disk fails, it is a replica.
-_LATER = ("LOADING", "OOM", "MISCONF", "READONLY", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS")
+# What Redis says while it can't take writes: it starts, is out of memory, its disk fails, it is a replica, its cluster
+# or its primary is not well. The client takes the word off and raises a class of its own for some, not for all.
+_LATER = {
+    *("LOADING", "OOM", "MISCONF", "READONLY", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"),
+    *("NOTREADY", "UNKILLABLE", "INPROG", "NOGOODSLAVE", "ISMASTERDOWN", "REPLICAOFNOONE"),
+}
+_LATER_CLASSES = {
+    *("BusyLoadingError", "ReadOnlyError", "OutOfMemoryError", "TryAgainError", "ClusterDownError"),
+    *("MasterDownError", "ClusterError", "MaxConnectionsError", "SlotNotCoveredError", "MasterNotFoundError"),
+    *("SlaveNotFoundError",),
+}
+_LATER_TEXTS = ("max number of clients", "busy running a script")
+_ELSEWHERE = {"MovedError", "AskError"}
 
 
 class RedisSink:
@@ -34,6 +53,7 @@ class RedisSink:
     """
 
     concurrent = True
+    needs = SinkNeeds()
 
     def __init__(
         self,
@@ -51,6 +71,7 @@ class RedisSink:
         connect_timeout: float = 5.0,
         connections: int = 100,
         tls: TlsOption = None,
+        retryable: Iterable[str] = (),
     ) -> None:
         """Say where to write, and how.
 
@@ -68,6 +89,7 @@ class RedisSink:
             connect_timeout: seconds to connect.
             connections: how many there may be at once.
             tls: for `rediss`: a `Tls`; without, certificates are verified against the system's.
+            retryable: more of Redis' error words that may pass, such as "WRONGTYPE".
         """
         scheme = urlsplit(url).scheme
         if scheme not in {"redis", "rediss", "unix"}:
@@ -97,6 +119,7 @@ class RedisSink:
         self._user = None if user is None else Secret(user)
         self._password = None if password is None else Secret(password)
         self._tls = tls
+        self._retryable = {*_LATER, *(word.upper() for word in retryable)}
         self._client: Any = None
 
     def __repr__(self) -> str:
@@ -115,13 +138,27 @@ class RedisSink:
             # The exporter repeats; the client would do so with the records of a batch that may be in.
             "retry": retrying(require("redis.backoff", "redis").NoBackoff(), 0),
         }
-        if self._user is not None:
-            options["username"] = resolve(self._user)
-        if self._password is not None:
-            options["password"] = resolve(self._password)
+        url = self.url
+        if self._user is not None or self._password is not None:
+            url = self._with_credentials(options)
         if isinstance(self._tls, Tls):
             options |= _tls_options(self._tls)
-        self._client = require("redis.asyncio", "redis").Redis.from_url(self.url, **options)
+        self._client = require("redis.asyncio", "redis").Redis.from_url(url, **options)
+
+    def _with_credentials(self, options: dict[str, Any]) -> str:
+        """Have the client ask for the credentials at each connection; the URL without its own."""
+        parts = urlsplit(self.url)
+        user, password = self._user, self._password
+        given_user, given_password = unquote(parts.username or ""), unquote(parts.password or "")
+
+        class Provider(require("redis.credentials", "redis").CredentialProvider):  # type: ignore[misc]
+            def get_credentials(self) -> tuple[str, ...]:
+                name, secret = resolve(user) or given_user, resolve(password) or given_password
+                return (name, secret) if name else (secret,)
+
+        Provider().get_credentials()  # a reference that leads nowhere shows at the start
+        options["credential_provider"] = Provider()
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -164,7 +201,7 @@ class RedisSink:
         known = require("redis.exceptions", "redis")
         try:
             answers: Sequence[Any] = await pipeline.execute(raise_on_error=False)
-        except (known.RedisError, OSError) as error:
+        except (known.RedisError, OSError, BatchQueueError) as error:
             raise self._error(error) from None
         except (RuntimeError, AttributeError) as error:
             # The one is what uvloop says of a transport that was reset, the other what asyncio does since Python 3.12.
@@ -185,20 +222,30 @@ class RedisSink:
         known = require("redis.exceptions", "redis")
         where = f"Redis at {self._shown}"
         text = str(error)
+        if isinstance(error, BatchQueueError):  # a credential that can't be read
+            raise error
         if isinstance(error, known.AuthenticationError | known.NoPermissionError | known.AuthorizationError):
             return AuthError(f"{where} refuses us; check user, password and permissions")
         if isinstance(error, known.TimeoutError | TimeoutError):
-            return RetryableError(f"{where} took too long")
-        if isinstance(error, known.ConnectionError | OSError):
-            return RetryableError(f"{where}: the connection broke: {type(error).__name__}")
+            return RetryableError(f"{where} took too long", error_type="timeout")
+        names = {kind.__name__ for kind in type(error).__mro__}
         code = text.partition(" ")[0]
-        if isinstance(error, known.BusyLoadingError | known.ReadOnlyError | known.OutOfMemoryError) or code in _LATER:
-            return RetryableError(f"{where} takes no writes now: {type(error).__name__}")
-        return PermanentError(f"{where} refuses the entry: {type(error).__name__}")
+        if names & _LATER_CLASSES or code in self._retryable or any(words in text for words in _LATER_TEXTS):
+            word = code if code.isupper() else type(error).__name__
+            return RetryableError(f"{where} takes no writes now: {word}", error_type="server")
+        if names & _ELSEWHERE or code in {"MOVED", "ASK"}:
+            raise ConfigError(
+                f"{where} is a node of a cluster that has not this stream; give the address of one that has"
+            )
+        if isinstance(error, known.ConnectionError | OSError):
+            kind = "refused" if "refused" in text.lower() else "network"
+            return RetryableError(f"{where}: the connection broke: {type(error).__name__}", error_type=kind)
+        return PermanentError(f"{where} refuses the entry: {type(error).__name__}", error_type="refused")
 
 
 def _tls_options(tls: Tls) -> dict[str, Any]:
     """The same, as the client has it."""
+    tls.context()  # a file that can't be used shows here, and not as a connection that breaks
     return {
         "ssl_ca_certs": None if tls.ca is None else str(tls.ca),
         "ssl_certfile": None if tls.cert is None else str(tls.cert),

@@ -188,7 +188,7 @@ def test_points_of_one_metric_are_put_together():
         ("UNAVAILABLE", "", bq.RetryableError),
         ("DEADLINE_EXCEEDED", "", bq.RetryableError),
         ("CANCELLED", "", bq.RetryableError),
-        ("RESOURCE_EXHAUSTED", "slow down", bq.RetryableError),
+        ("RESOURCE_EXHAUSTED", "slow down", bq.ThrottledError),
         ("RESOURCE_EXHAUSTED", "Received message larger than max (5 vs. 4)", bq.TooLargeError),
         ("UNAUTHENTICATED", "", bq.AuthError),
         ("PERMISSION_DENIED", "", bq.AuthError),
@@ -319,7 +319,7 @@ class TestOtlp:
             grpc_server.rules(token="other")
             with pytest.raises(bq.AuthError):
                 await sink.send([{"name": "x"}])
-        kinds = [bq.RetryableError, bq.RetryableError, bq.AuthError, bq.PermanentError]
+        kinds = [bq.ThrottledError, bq.RetryableError, bq.AuthError, bq.PermanentError]
         assert [type(error) for error in errors] == kinds
         assert [getattr(error, "retry_after", None) for error in errors] == [2.5, None, None, None]
         assert [error for error in errors if "s3cret" in str(error)] == []

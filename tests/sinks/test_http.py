@@ -88,7 +88,7 @@ def test_retry_after_is_seconds_or_a_date(value, seconds):
         (413, bq.TooLargeError),
         (422, bq.PermanentError),
         (425, bq.RetryableError),
-        (429, bq.RetryableError),
+        (429, bq.ThrottledError),
         (500, bq.RetryableError),
         (503, bq.RetryableError),
         (599, bq.RetryableError),
@@ -276,7 +276,7 @@ class TestServer:
                 waits.append(getattr(caught.value, "retry_after", None))
         assert kinds == [
             bq.RetryableError,
-            bq.RetryableError,
+            bq.ThrottledError,
             bq.TooLargeError,
             bq.AuthError,
             bq.PermanentError,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from batchqueue_async.sinks._shared.connection import SharedConnection
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.payloads import all_of, payloads, verdict
+from batchqueue_async.sinks.base import SinkNeeds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,7 @@ class MessageSink(ABC, Generic[L]):
     """
 
     concurrent = True
+    needs = SinkNeeds()
     client: ClassVar[tuple[str, str]]
     timeout: float
     connect_timeout: float

@@ -83,6 +83,18 @@ def resolve(reference: str | Secret | None) -> str | None:
     return None if reference is None else Secret(reference).reveal()
 
 
+def header_value(name: str, value: str) -> str:
+    """A value for a header or metadata field, which has no line breaks and no other control characters.
+
+    Example:
+        >>> header_value("authorization", "Bearer t0ken")
+        'Bearer t0ken'
+    """
+    if not value.isprintable():
+        raise ConfigError(f"the value for the field {name!r} holds a line break or another control character; fix it")
+    return value
+
+
 def redacted(text: str, secrets: Iterable[Secret | str | None] = ()) -> str:
     """A text without the passwords in the URLs and settings it holds, and without the given secrets.
 
@@ -110,9 +122,13 @@ def _variable(name: str) -> str:
 def _file(path: str) -> str:
     try:
         # A text editor and `echo` end the file with a line break that is no part of the secret.
-        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-    except OSError as error:
+        found = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise ConfigError(
-            f"a credential is to come from the file {path!r}, which cannot be read ({error.strerror}); "
+            f"a credential is to come from the file {path!r}, which cannot be read ({reason}); "
             "make it, readable for this user only"
         ) from None
+    if not found:  # as it is for a moment while it is written anew
+        raise ConfigError(f"a credential is to come from the file {path!r}, which is empty; write it")
+    return found

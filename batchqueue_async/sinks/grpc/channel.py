@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from batchqueue_async.errors import ConfigError, RetryableError
 from batchqueue_async.sinks._shared.extras import require
-from batchqueue_async.sinks._shared.secrets import Secret, resolve
+from batchqueue_async.sinks._shared.secrets import Secret, header_value, resolve
 from batchqueue_async.sinks._shared.tls import Tls
 from batchqueue_async.sinks.grpc.status import error_for, retry_delay
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from batchqueue_async.sinks._shared.tls import TlsOption
 
@@ -78,6 +78,7 @@ class GrpcChannel:
         compression: Literal["gzip"] | None,
         timeout: float,
         tls: TlsOption,
+        retryable: Iterable[str] = (),
     ) -> None:
         if compression not in {None, "gzip"}:
             raise ConfigError(f"gRPC sink: compression={compression!r} is unknown; give 'gzip' or None")
@@ -89,6 +90,7 @@ class GrpcChannel:
         self._token = None if token is None else Secret(token)
         self._compression = compression
         self._channel: Any = None
+        self.retryable = frozenset(code.upper() for code in retryable)
         self._calls: dict[Any, Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -121,7 +123,8 @@ class GrpcChannel:
                 self._renew()
             wait = retry_delay(error.trailing_metadata())
             details: str = error.details() or ""
-            raise error_for(error.code().name, f"{what} at {self.target}", details=details, wait=wait) from None
+            what = f"{what} at {self.target}"
+            raise error_for(error.code().name, what, details=details, wait=wait, retryable=self.retryable) from None
         except grpc.aio.UsageError:  # the channel was closed meanwhile
             raise RetryableError(f"{what} at {self.target}: the sink was closed") from None
 
@@ -167,7 +170,7 @@ class GrpcChannel:
         }
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token.reveal()}"
-        return tuple((headers | dict(extra)).items())
+        return tuple((name, header_value(name, value)) for name, value in (headers | dict(extra)).items())
 
 
 def _file(path: str | os.PathLike[str] | None) -> bytes | None:

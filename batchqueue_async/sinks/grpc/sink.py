@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks._shared.batch_key import batch_key
 from batchqueue_async.sinks._shared.extras import require
+from batchqueue_async.sinks.base import SinkNeeds
 from batchqueue_async.sinks.grpc.channel import GrpcChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from batchqueue_async.sinks._shared.secrets import Secret
     from batchqueue_async.sinks._shared.tls import TlsOption
@@ -36,6 +37,7 @@ class GrpcSink:
     """
 
     concurrent = True
+    needs = SinkNeeds(same_bytes=True)
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class GrpcSink:
         compression: Literal["gzip"] | None = None,
         timeout: float = 10.0,
         tls: TlsOption = None,
+        retryable: Iterable[str] = (),
     ) -> None:
         """Say what to call, and how a batch becomes a request.
 
@@ -70,6 +73,7 @@ class GrpcSink:
             compression: "gzip" compresses the requests.
             timeout: seconds for each call, a connection that has to be made included.
             tls: a `Tls` with certificates; the system's certificates are trusted without.
+            retryable: more status codes that may pass, such as "INTERNAL".
         """
         if isinstance(method, str) and method.count("/") != 2:  # noqa: PLR2004 - the name's form
             raise ConfigError(f"gRPC sink: method={method!r} is no full name; give '/package.Service/Method'")
@@ -83,7 +87,7 @@ class GrpcSink:
         self._streaming = streaming
         self._judge = judge
         self._channel = GrpcChannel(
-            target, headers=headers, token=token, compression=compression, timeout=timeout, tls=tls
+            target, headers=headers, token=token, compression=compression, timeout=timeout, tls=tls, retryable=retryable
         )
 
     def __repr__(self) -> str:

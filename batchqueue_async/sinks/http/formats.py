@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
 from batchqueue_async.errors import PermanentError, SinkError
 from batchqueue_async.sinks._shared.fields import labels_of, nanoseconds, time_of
 from batchqueue_async.sinks._shared.records import is_table, lines, row
+from batchqueue_async.sinks.base import SinkNeeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -141,6 +142,7 @@ class LokiPush:
     clock: Callable[[], float] = field(default=lambda: datetime.now(UTC).timestamp())
     headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": "application/json"})
     compressed: bool = False
+    needs: ClassVar[SinkNeeds] = SinkNeeds()
 
     def encode(self, batch: Sequence[Any], keys: Sequence[str] | None) -> Body:  # noqa: ARG002
         """Write the batch; keys have no place in it."""

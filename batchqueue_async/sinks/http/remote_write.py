@@ -12,10 +12,11 @@ from batchqueue_async.errors import PermanentError
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.fields import labels_of, nanoseconds, time_of
 from batchqueue_async.sinks._shared.records import row
+from batchqueue_async.sinks.base import SinkNeeds
 from batchqueue_async.sinks.http.formats import Body, each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
 _HEADERS = {
     "Content-Type": "application/x-protobuf",
@@ -92,6 +93,23 @@ class RemoteWrite:
     headers: Mapping[str, str] = field(default_factory=lambda: dict(_HEADERS))
     compressed: bool = True
 
+    @property
+    def needs(self) -> SinkNeeds:
+        """Samples of a series go in the order of their time: a server refuses one that is older than the last."""
+        return SinkNeeds(ordering="key", key=self.series_of, atomic=True)
+
+    def series_of(self, record: Any) -> Hashable:
+        """Which series a record belongs to; what is none shares one, and is rejected.
+
+        Example:
+            >>> RemoteWrite().series_of({"name": "up", "labels": {"job": "a"}, "value": 1})
+            (('__name__', 'up'), ('job', 'a'))
+        """
+        try:
+            return self._labels(row(record))
+        except PermanentError:
+            return ()
+
     def encode(self, batch: Sequence[Any], keys: Sequence[str] | None) -> Body:  # noqa: ARG002
         """Write the batch, a series once with its samples in order of time; keys have no place in it."""
         series: dict[_Labels, list[tuple[int, float]]] = {}
@@ -114,15 +132,18 @@ class RemoteWrite:
 
     def _samples(self, record: Any, now: int) -> tuple[_Labels, list[tuple[int, float]]]:
         fields = dict(row(record))
+        ordered = self._labels(fields)
+        if fields.get("samples") is None:
+            return ordered, [(time_of(fields, now) // _NANOS_PER_MILLI, _number(fields.get("value")))]
+        return ordered, [_sample(pair) for pair in _pairs(fields["samples"])]
+
+    def _labels(self, fields: Mapping[str, Any]) -> _Labels:
         labels = {**self.labels, **labels_of(fields.get("labels"))}
         if fields.get("name") is not None:
             labels["__name__"] = str(fields["name"])
         if not labels.get("__name__"):
             raise PermanentError("a record has no metric name; give it a field 'name', or a label '__name__'")
-        ordered = tuple(sorted((name, value) for name, value in labels.items() if value))  # "" is no label
-        if fields.get("samples") is None:
-            return ordered, [(time_of(fields, now) // _NANOS_PER_MILLI, _number(fields.get("value")))]
-        return ordered, [_sample(pair) for pair in _pairs(fields["samples"])]
+        return tuple(sorted((name, value) for name, value in labels.items() if value))  # "" is no label
 
 
 def _pairs(samples: Any) -> list[Any]:

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import gzip
-import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
-from batchqueue_async.errors import ConfigError, PermanentError, RetryableError, SinkError
+from batchqueue_async.errors import ConfigError, PermanentError, SinkError
 from batchqueue_async.sinks._shared.batch_key import batch_key
 from batchqueue_async.sinks._shared.extras import require
-from batchqueue_async.sinks._shared.secrets import Secret, resolve
-from batchqueue_async.sinks._shared.tls import context
-from batchqueue_async.sinks.base import SendResult
+from batchqueue_async.sinks._shared.secrets import Secret
+from batchqueue_async.sinks.base import SendResult, SinkNeeds
 from batchqueue_async.sinks.http.formats import Format, JsonArray, JsonLines, LokiPush
 from batchqueue_async.sinks.http.remote_write import RemoteWrite
-from batchqueue_async.sinks.http.status import error_for, retry_after
+from batchqueue_async.sinks.http.status import Statuses, error_for
+from batchqueue_async.sinks.http.transport import Credentials, HttpAnswer, OAuth2, Transport
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from batchqueue_async.sinks._shared.tls import TlsOption
     from batchqueue_async.sinks.http.formats import Body
 
+Compression = Literal["gzip", "zstd"]
 FormatName = Literal["json", "ndjson", "remote_write", "loki"]
 
 _FORMATS: dict[str, Callable[[], Format]] = {
@@ -39,21 +36,6 @@ _FORMATS: dict[str, Callable[[], Format]] = {
 }
 _MULTI_STATUS = 207
 _OFF_LOOP = 32_768  # bytes from which compressing would hold up the loop for a noticeable time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpAnswer:
-    """A successful answer, for whoever judges what it says of single records.
-
-    Attributes:
-        status: the status, 200 to 299.
-        headers: the header fields, by their names in lower case.
-        body: the content.
-    """
-
-    status: int
-    headers: Mapping[str, str] = field(repr=False)
-    body: bytes = field(repr=False)
 
 
 def item_statuses(answer: HttpAnswer, count: int) -> SendResult | None:
@@ -97,8 +79,8 @@ def _status(item: object) -> int:
 class HttpSink:
     """Sends each batch in one request; delivers at least once.
 
-    The request carries an `Idempotency-Key`, the same whenever the same records are sent again, for servers that know
-    what to do with it. 408, 425, 429, all of 5xx, broken connections and timeouts are worth another try (with the
+    The request carries an `Idempotency-Key`, for servers that know what to do with it; a repetition is the same
+    request, byte for byte. 408, 425, 429, all of 5xx, broken connections and timeouts are worth another try (with the
     server's `Retry-After`); 401 and 403 are credentials; 413 is too large; any other status is final, redirects too,
     which are not followed. 207 is read as `item_statuses` says.
 
@@ -119,11 +101,17 @@ class HttpSink:
         token: str | Secret | None = None,
         user: str | Secret | None = None,
         password: str | Secret | None = None,
-        compression: Literal["gzip"] | None = None,
+        oauth2: OAuth2 | None = None,
+        compression: Compression | None = None,
         timeout: float = 10.0,
         connect_timeout: float = 5.0,
         connections: int = 100,
+        keepalive: float = 15.0,
+        max_answer: int = 1_048_576,
         tls: TlsOption = None,
+        proxy: str | Secret | None = None,
+        retryable: Iterable[int] = (),
+        final: Iterable[int] = (),
         idempotency_header: str | None = "Idempotency-Key",
         judge: Callable[[HttpAnswer, int], SendResult | None] | None = None,
     ) -> None:
@@ -138,21 +126,35 @@ class HttpSink:
             token: a bearer token: `env:NAME`, `file:/path` or the value; read for each request.
             user: for basic authentication, instead of a token.
             password: the user's password.
-            compression: "gzip" compresses the body, off the loop when it is large; remote write compresses as it must.
+            oauth2: an `OAuth2` that gets bearer tokens, instead of a token.
+            compression: "gzip" or "zstd" compresses the body, off the loop when it is large; remote write compresses as
+                it must.
             timeout: seconds for the whole exchange.
             connect_timeout: seconds to get a connection.
             connections: how many there may be at once.
+            keepalive: seconds that an idle connection is kept; below those of the server or of what is in between.
+            max_answer: bytes of an answer that are read at most, inflated; what is not judged is not read.
             tls: for `https`: None or True verifies against the system's certificates; a `Tls` or an SSL context else.
-            idempotency_header: the header field for the batch's key; None sends none.
+            proxy: `http://user:password@host:port` of a proxy, or a reference to it: `env:NAME`, `file:/path`.
+            retryable: more statuses that may pass, such as 404 while a service is rolled out.
+            final: statuses that never pass, such as 500 from a server that says so of bad records.
+            idempotency_header: the header field for the batch's key; None sends none. Remote write and Loki know none.
             judge: what a successful answer says of the records, by their places among those that were sent; returns
                 None where all are in, and may raise a `SinkError`.
         """
         parts = _checked(url)
-        _positive(timeout=timeout, connect_timeout=connect_timeout, connections=connections)
-        if compression not in {None, "gzip"}:
-            raise ConfigError(f"HTTP sink: compression={compression!r} is unknown; give 'gzip' or None")
-        if token is not None and user is not None:
-            raise ConfigError("HTTP sink: both token and user are given; give one of them")
+        _positive(
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            connections=connections,
+            keepalive=keepalive,
+            max_answer=max_answer,
+        )
+        if compression not in {None, *get_args(Compression)}:
+            raise ConfigError(f"HTTP sink: compression={compression!r} is unknown; give 'gzip', 'zstd' or None")
+        given = [name for name, each in (("token", token), ("user", user), ("oauth2", oauth2)) if each is not None]
+        if len(given) > 1:
+            raise ConfigError(f"HTTP sink: both {given[0]} and {given[1]} are given; give one of them")
         if (user is None) != (password is None):
             raise ConfigError("HTTP sink: user and password belong together; give both")
         self.url = url
@@ -167,38 +169,54 @@ class HttpSink:
         host = parts.hostname or ""
         at = f"[{host}]" if ":" in host else host
         self._shown = f"{parts.scheme}://{at}{f':{parts.port}' if parts.port else ''}{parts.path}"
-        self._what = f"{method} to {self._shown}"
         self._headers = dict(headers or {})
-        self._token = None if token is None else Secret(token)
-        self._user = None if user is None else Secret(user)
-        self._password = None if password is None else Secret(password)
+        self._credentials = Credentials(
+            token=None if token is None else Secret(token),
+            user=None if user is None else Secret(user),
+            password=None if password is None else Secret(password),
+            oauth2=oauth2,
+        )
+        self.keepalive = keepalive
+        self.max_answer = max_answer
+        self.statuses = Statuses(retryable=frozenset(retryable), final=frozenset(final))
         self._tls = tls
+        self._proxy = None if proxy is None else Secret(proxy)
         self._judge = judge
-        self._session: Any = None
+        self._transport: Transport | None = None
+        self.needs = self._needs()
+
+    def _needs(self) -> SinkNeeds:
+        """What the format needs; a key that stands for a whole batch needs the same batch."""
+        of_format = getattr(self.format, "needs", None)
+        if isinstance(of_format, SinkNeeds):
+            return of_format
+        return SinkNeeds(same_bytes=self.idempotency_header is not None)
 
     def __repr__(self) -> str:
         return f"HttpSink({self._shown!r}, format={self._name!r})"
 
     async def open(self) -> None:
         """Get ready; no connection is made before the first batch."""
-        if self._session is not None:
-            return
-        http = require("aiohttp", "http")
-        ssl_context: ssl.SSLContext | bool | None = True if self._tls is None else context(self._tls)
-        self._session = http.ClientSession(
-            connector=http.TCPConnector(limit=self.connections, ssl=ssl_context or True),
-            timeout=http.ClientTimeout(
-                total=self.timeout, connect=self.connect_timeout, sock_connect=self.connect_timeout
-            ),
-            cookie_jar=http.DummyCookieJar(),
-            headers={"User-Agent": "batchqueue_async"},
-        )
+        if self._transport is None:
+            self._transport = Transport(
+                where=self._shown,
+                credentials=self._credentials,
+                headers=self._headers,
+                timeout=self.timeout,
+                connect_timeout=self.connect_timeout,
+                connections=self.connections,
+                keepalive=self.keepalive,
+                max_answer=self.max_answer,
+                tls=self._tls,
+                proxy=self._proxy,
+                statuses=self.statuses,
+            )
 
     async def close(self) -> None:
         """Close the connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.close()
 
     async def send(self, batch: Sequence[Any]) -> SendResult | None:
         """Send the batch in one request."""
@@ -209,61 +227,42 @@ class HttpSink:
         return await self._send(batch, keys)
 
     async def _send(self, batch: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
-        if self._session is None:
+        transport = self._transport
+        if transport is None:
             raise RuntimeError(f"HTTP sink {self._shown!r} is not open; call open() first")
         body = self.format.encode(batch, keys)
         if not body.places:
             return SendResult(rejected=body.rejected) if body.rejected else None
-        headers = self._request_headers(body, keys)
+        headers = dict(self.format.headers)
+        if keys is not None and self.idempotency_header is not None and not hasattr(self.format, "needs"):
+            headers[self.idempotency_header] = batch_key([keys[place] for place in body.places])
         content = body.content
-        if self.compression == "gzip" and not self.format.compressed:
-            content = await _gzipped(content)
-            headers["Content-Encoding"] = "gzip"
-        result = await self._exchange(content, headers, len(body.places))
-        return _whole(result, body)
+        if self.compression is not None and not self.format.compressed:
+            content = await _compressed(content, self.compression)
+            headers["Content-Encoding"] = self.compression
+        # What is not judged is of no interest, whatever its size; 207 always says something of records.
+        answer = await transport.send(self.method, self.url, content, headers, judged=self._judge is not None)
+        return _whole(self._judged(answer, len(body.places)), body)
 
-    async def _exchange(self, content: bytes, headers: dict[str, str], count: int) -> SendResult | None:
-        http = require("aiohttp", "http")
-        try:
-            async with self._session.request(
-                self.method, self.url, data=content, headers=headers, allow_redirects=False
-            ) as response:
-                status: int = response.status
-                answered: Mapping[str, str] = {name.lower(): value for name, value in response.headers.items()}
-                received: bytes = await response.read()
-        except TimeoutError:
-            limits = f"timeout={self.timeout}, connect_timeout={self.connect_timeout}"
-            raise RetryableError(f"{self._what} took too long ({limits})") from None
-        except (http.ClientError, OSError) as error:
-            # The client's errors quote the URL, whose query may hold a secret.
-            raise RetryableError(f"{self._what} broke: {type(error).__name__}{_reason(error)}") from None
-        failure = error_for(status, self._what, wait=retry_after(answered.get("retry-after"), time.time()))
-        if failure is not None:
-            raise failure
-        answer = HttpAnswer(status=status, headers=answered, body=received)
+    def _judged(self, answer: HttpAnswer, count: int) -> SendResult | None:
         if self._judge is not None:
             return self._judge(answer, count)
-        return item_statuses(answer, count) if status == _MULTI_STATUS else None
-
-    def _request_headers(self, body: Body, keys: Sequence[str] | None) -> dict[str, str]:
-        headers = dict(self.format.headers)
-        headers |= {
-            name: resolve(value) if isinstance(value, Secret) else value for name, value in self._headers.items()
-        }
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token.reveal()}"
-        elif self._user is not None and self._password is not None:
-            pair = f"{self._user.reveal()}:{self._password.reveal()}".encode()
-            headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
-        if keys is not None and self.idempotency_header is not None:
-            headers[self.idempotency_header] = batch_key([keys[place] for place in body.places])
-        return headers
+        return item_statuses(answer, count) if answer.status == _MULTI_STATUS else None
 
 
-async def _gzipped(content: bytes) -> bytes:
+async def _compressed(content: bytes, how: Compression) -> bytes:
+    compress = _compress_zstd if how == "zstd" else _compress_gzip
     if len(content) < _OFF_LOOP:
-        return gzip.compress(content, 5, mtime=0)
-    return await asyncio.to_thread(gzip.compress, content, 5, mtime=0)
+        return compress(content)
+    return await asyncio.to_thread(compress, content)
+
+
+def _compress_gzip(content: bytes) -> bytes:
+    return gzip.compress(content, 5, mtime=0)
+
+
+def _compress_zstd(content: bytes) -> bytes:
+    return bytes(require("cramjam", "http").zstd.compress(content, 3))
 
 
 def _whole(result: SendResult | None, body: Body) -> SendResult | None:
@@ -274,11 +273,6 @@ def _whole(result: SendResult | None, body: Body) -> SendResult | None:
         return SendResult(rejected=body.rejected, skipped=0 if result is None else result.skipped)
     answered = {body.places[place]: error for place, error in result.rejected.items()}
     return SendResult(rejected=body.rejected | answered, skipped=result.skipped)
-
-
-def _reason(error: BaseException) -> str:
-    inner = error if isinstance(error, OSError) else error.__cause__
-    return f" ({inner.strerror})" if isinstance(inner, OSError) and inner.strerror else ""
 
 
 def _checked(url: str) -> Any:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, PermanentError
-from batchqueue_async.sinks.base import SendResult
+from batchqueue_async.sinks.base import SendResult, SinkNeeds
 from batchqueue_async.sinks.grpc.channel import GrpcChannel
 from batchqueue_async.sinks.otlp.request import SIGNALS, Grouping, Request, SignalName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from batchqueue_async.sinks._shared.secrets import Secret
     from batchqueue_async.sinks._shared.tls import TlsOption
@@ -48,6 +48,7 @@ class OtlpSink:
     """
 
     concurrent = True
+    needs = SinkNeeds()
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class OtlpSink:
         compression: Literal["gzip"] | None = None,
         timeout: float = 10.0,
         tls: TlsOption = None,
+        retryable: Iterable[str] = (),
     ) -> None:
         """Say where to send, and what.
 
@@ -74,6 +76,7 @@ class OtlpSink:
             compression: "gzip" compresses the requests.
             timeout: seconds for each export, a connection that has to be made included.
             tls: a `Tls` with certificates; the system's certificates are trusted without.
+            retryable: more status codes that may pass, such as "INTERNAL".
         """
         if signal not in SIGNALS:
             raise ConfigError(f"OTLP sink: signal={signal!r} is unknown; give one of {', '.join(SIGNALS)}")
@@ -82,7 +85,13 @@ class OtlpSink:
         self.scope = scope
         self._signal = SIGNALS[signal]
         self._channel = GrpcChannel(
-            endpoint, headers=headers, token=token, compression=compression, timeout=timeout, tls=tls
+            endpoint,
+            headers=headers,
+            token=token,
+            compression=compression,
+            timeout=timeout,
+            tls=tls,
+            retryable=retryable,
         )
         self._requests = self._sent = self._rejected = 0
 

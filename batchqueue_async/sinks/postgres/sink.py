@@ -155,7 +155,7 @@ class PostgresSink:
 
     async def open(self) -> None:
         """Get ready; the first send connects, so that a database which is down keeps no program from starting."""
-        context = tls_options.context(self._tls)
+        tls_options.context(self._tls)  # a file that can't be used shows here
         self._table = Table(
             self.table, self.schema, self.upsert_on, self.key_column, mode=self.mode, retryable=self.retryable
         )
@@ -163,6 +163,7 @@ class PostgresSink:
         self._turn = asyncio.Lock()
 
         async def make() -> Connection:
+            context = tls_options.context(self._tls)
             return await connect(Secret(self._dsn).reveal(), self._password, context, self.connect_timeout)
 
         self._pool = Connections(make, self.connections)
