@@ -199,5 +199,6 @@ def translate_error(where: str, error: BaseException) -> BaseException:
     if name in _PERMANENT | _RECORD:
         return PermanentError(f"{where}: {name}")
     if isinstance(error, OSError) or type(error).__module__.startswith("aiokafka"):
-        return RetryableError(f"{where}: {name}")
+        kind = "network" if isinstance(error, OSError) or "Connection" in name else "server"
+        return RetryableError(f"{where}: {name}", error_type=kind)
     return error

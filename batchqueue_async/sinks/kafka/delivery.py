@@ -237,7 +237,8 @@ def _filled(
 def _fill(builder: BatchBuilder, messages: Messages, indexes: Sequence[int], start: int, now: int) -> int:
     """Append messages until the batch is full; where the next one starts."""
     append, values, keys, headers = builder.append, messages.values, messages.keys, messages.headers
-    if keys is None and headers is None:
+    times = messages.times
+    if keys is None and headers is None and times is None:
         # A partition that has all messages has them in their order.
         some = values if len(indexes) == len(values) else [values[index] for index in indexes]
         for at, value in enumerate(islice(some, start, None), start):
@@ -247,6 +248,7 @@ def _fill(builder: BatchBuilder, messages: Messages, indexes: Sequence[int], sta
     for at in range(start, len(indexes)):
         index = indexes[at]
         key = None if keys is None else keys[index]
-        if append(timestamp=now, key=key, value=values[index], headers=headers[index] if headers else _NONE) is None:
+        moment = now if times is None else times[index]
+        if append(timestamp=moment, key=key, value=values[index], headers=headers[index] if headers else _NONE) is None:
             return at
     return len(indexes)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from batchqueue_async.errors import ConfigError, PermanentError, SinkError, TooLargeError
+from batchqueue_async.sinks._shared.fields import nanoseconds
 from batchqueue_async.sinks._shared.records import is_table, lines, row
 
 Headers: TypeAlias = list[tuple[str, bytes]]
 Bytes: TypeAlias = bytes | str | None
 KeyOption: TypeAlias = str | Callable[[Any], Bytes] | None
 ValueOption: TypeAlias = Callable[[Any], bytes | None] | None
-HeadersOption: TypeAlias = Callable[[Any], Iterable[tuple[str, bytes | str]]] | None
+HeadersOption: TypeAlias = Callable[[Any], Iterable[tuple[str, bytes | str]]] | Sequence[str] | Mapping[str, str] | None
+TimeOption: TypeAlias = str | Callable[[Any], object] | None
 
+_NANOS = 1_000_000
 _KEY_ROOM = 1_000  # for a key in a header, where records are looked at all together
 OVERHEAD = 100
 """More than what Kafka adds to a record: lengths, offset and time, and the head of its batch."""
@@ -28,6 +32,7 @@ class Messages:
     keys: Sequence[bytes | None] | None
     headers: Sequence[Headers] | None
     places: Sequence[int]
+    times: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Encoder:
     headers: HeadersOption
     key_header: str | None
     max_record_bytes: int
+    timestamp: TimeOption = None
 
     def encode(self, batch: Sequence[Any], keys: Sequence[str] | None) -> tuple[Messages, dict[int, SinkError]]:
         """The records as messages, and those that are none with the reason."""
@@ -54,29 +60,39 @@ class Encoder:
         return self.max_record_bytes - OVERHEAD
 
     def _plain(self) -> bool:
-        return self.key is None and self.value is None and self.headers is None
+        return self.key is None and self.value is None and self.headers is None and self.timestamp is None
 
     def _encode(self, batch: Sequence[Any], keys: Sequence[str] | None) -> tuple[Messages, dict[int, SinkError]]:
         values: list[bytes | None] = []
         found_keys: list[bytes | None] = []
         headers: list[Headers] = []
         places: list[int] = []
+        times: list[int] = []
+        now = time.time_ns() // _NANOS
         refused: dict[int, SinkError] = {}
         for place, record in enumerate(batch):
             try:
                 found = [
-                    self._message(each, key) for each, key in _single(record, None if keys is None else keys[place])
+                    (*self._message(each, key), self._time(each, now))
+                    for each, key in _single(record, None if keys is None else keys[place])
                 ]
             except SinkError as error:
                 refused[place] = error
                 continue
-            for value, key, its_headers in found:
+            for value, key, its_headers, moment in found:
+                times.append(moment)
                 values.append(value)
                 found_keys.append(key)
                 headers.append(its_headers)
                 places.append(place)
         with_headers = keys is not None or self.headers is not None
-        messages = Messages(values, found_keys if self.key else None, headers if with_headers else None, places)
+        messages = Messages(
+            values,
+            found_keys if self.key else None,
+            headers if with_headers else None,
+            places,
+            None if self.timestamp is None else times,
+        )
         return messages, refused
 
     def _message(self, record: Any, bq_key: str | None) -> tuple[bytes | None, bytes | None, Headers]:
@@ -84,8 +100,7 @@ class Encoder:
         key = self._key(record) if self.key is not None else None
         if value is None and key is None:
             raise PermanentError("Kafka sink: a record has neither a value nor a key")
-        made = () if self.headers is None else self.headers(record)
-        headers = [(name, _bytes(given) or b"") for name, given in made]
+        headers = [(name, _bytes(given) or b"") for name, given in self._made_headers(record)]
         if bq_key is not None and self.key_header is not None:
             headers.append((self.key_header, bq_key.encode()))
         size = len(value or b"") + len(key or b"") + sum(len(name) * 4 + len(given) + 10 for name, given in headers)
@@ -95,6 +110,24 @@ class Encoder:
                 "and the topic's max.message.bytes, or send less"
             )
         return value, key, headers
+
+    def _made_headers(self, record: Any) -> Iterable[tuple[str, Any]]:
+        if self.headers is None:
+            return ()
+        if callable(self.headers):
+            return self.headers(record)
+        fields = row(record)
+        named = (
+            self.headers.items() if isinstance(self.headers, Mapping) else zip(self.headers, self.headers, strict=True)
+        )
+        return [(name, fields[column]) for name, column in named if fields.get(column) is not None]
+
+    def _time(self, record: Any, now: int) -> int:
+        """When a record was made, in milliseconds; now where it does not say."""
+        if self.timestamp is None:
+            return now
+        moment = self.timestamp(record) if callable(self.timestamp) else row(record).get(self.timestamp)
+        return now if moment is None else nanoseconds(moment) // _NANOS
 
     def _value(self, record: Any) -> bytes | None:
         if self.value is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.errors import AuthError, ConfigError, RetryableError, SinkError
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.secrets import Secret
-from batchqueue_async.sinks.base import SendResult
+from batchqueue_async.sinks.base import SendResult, SinkNeeds
 from batchqueue_async.sinks.kafka.client import Cluster, translate_error
 from batchqueue_async.sinks.kafka.delivery import Delivery, Partitioner, UnconfirmedSends
 from batchqueue_async.sinks.kafka.messages import Encoder, check_option
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from batchqueue_async.sinks.base import BatchKey
     from batchqueue_async.sinks.kafka.client import Producer
     from batchqueue_async.sinks.kafka.delivery import Waited
-    from batchqueue_async.sinks.kafka.messages import HeadersOption, KeyOption, ValueOption
+    from batchqueue_async.sinks.kafka.messages import HeadersOption, KeyOption, TimeOption, ValueOption
 
 _COMPRESSIONS = (None, "gzip", "snappy", "lz4", "zstd")
 
@@ -46,6 +47,7 @@ class KafkaSink:
     """
 
     concurrent = True
+    needs = SinkNeeds(idempotent=True)
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class KafkaSink:
         key: KeyOption = None,
         value: ValueOption = None,
         headers: HeadersOption = None,
+        timestamp: TimeOption = None,
         partitioner: Callable[[bytes | None, list[int]], int] | None = None,
         key_header: str | None = "bq-key",
         compression: str | None = None,
@@ -77,7 +80,10 @@ class KafkaSink:
             key: the messages' key: the name of a column, or a function of the record; messages with one key stay in
                 order, in one partition.
             value: a function that makes a record's bytes; None is bytes as they are, text as UTF-8, else JSON.
-            headers: a function that gives a record's headers, pairs of a name and bytes or text.
+            headers: the columns that are headers too, or by the headers' names; or a function that gives a record's
+                headers, pairs of a name and bytes or text.
+            timestamp: the column with each record's time, in seconds since 1970 or a datetime, or a function that gives
+                it; without, and for records that have none, it is the time of the send.
             partitioner: a function of the key and the list of partitions that chooses one; None hashes the key as
                 Kafka's Java client does, and takes turns by batch where there is no key.
             key_header: the header for a record's idempotency key; None sends none.
@@ -114,8 +120,10 @@ class KafkaSink:
         ):
             if number <= 0:
                 raise ConfigError(f"Kafka sink: {name}={number} is not above 0")
-        for name, function in (("value", value), ("headers", headers), ("partitioner", partitioner)):
+        for name, function in (("value", value), ("partitioner", partitioner)):
             check_option(name, function)
+        if isinstance(headers, str) or not (headers is None or callable(headers) or isinstance(headers, Iterable)):
+            raise ConfigError(f"Kafka sink: headers={headers!r} are neither columns nor a function of a record")
         self.topic = topic
         self.timeout = timeout
         self._cluster = Cluster(
@@ -127,7 +135,7 @@ class KafkaSink:
             connect_timeout=connect_timeout,
             timeout=timeout,
         )
-        self._encoder = Encoder(key, value, headers, key_header, max_record_bytes)
+        self._encoder = Encoder(key, value, headers, key_header, max_record_bytes, timestamp)
         self._partitioner = partitioner
         self._producer_options: dict[str, Any] = {
             "compression_type": compression,
@@ -152,6 +160,7 @@ class KafkaSink:
             "key": encoder.key,
             "value": encoder.value,
             "headers": encoder.headers,
+            "timestamp": encoder.timestamp,
             "partitioner": self._partitioner,
             "key_header": encoder.key_header,
             "compression": self._producer_options["compression_type"],
@@ -257,7 +266,7 @@ class KafkaSink:
         return meant
 
     def _late(self) -> RetryableError:
-        return RetryableError(f"{self._where}: not confirmed within {self.timeout} s")
+        return RetryableError(f"{self._where}: not confirmed within {self.timeout} s", error_type="timeout")
 
     @property
     def _open_producers(self) -> Producers:

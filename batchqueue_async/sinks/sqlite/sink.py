@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from batchqueue_async.errors import ConfigError
+from batchqueue_async.errors import ConfigError, PermanentError
 from batchqueue_async.sinks._shared.files import Staging
 from batchqueue_async.sinks._shared.thread import SinkThread
-from batchqueue_async.sinks.base import BatchKey, SendResult
-from batchqueue_async.sinks.sqlite.table import RESERVED, Table, quoted
+from batchqueue_async.sinks.base import BatchKey, SendResult, SinkNeeds
+from batchqueue_async.sinks.sqlite.table import RESERVED, SchemaMode, Table, quoted
 
 if TYPE_CHECKING:
     import os
@@ -45,6 +46,9 @@ class SqliteSink:
         [(1, 'Ada')]
     """
 
+    concurrent = False  # a file has one writer
+    needs = SinkNeeds(concurrency=1, idempotent=True, atomic=True)
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -52,6 +56,7 @@ class SqliteSink:
         *,
         columns: Sequence[str] | None = None,
         busy_timeout: float = 30.0,
+        schema: SchemaMode = "strict",
     ) -> None:
         """Say which table of which file.
 
@@ -60,11 +65,19 @@ class SqliteSink:
             table: the table; made from the first records if there is none.
             columns: the names of the values in records that are tuples, and the order of a new table's first columns.
             busy_timeout: seconds to wait for other writers of the file.
+            schema: what is done with values that a column would change, and with columns that the table has not:
+                "strict" refuses their records, "widen" makes the column one that keeps any value, as long as the table
+                has nothing but plain columns, "add" does that and adds columns.
         """
         if not table or table in RESERVED:
             raise ConfigError(f"SQLite sink: table={table!r} is {'reserved' if table else 'empty'}; name another")
+        if schema not in get_args(SchemaMode):
+            raise ConfigError(
+                f"SQLite sink: schema={schema!r} is unknown; give one of {', '.join(get_args(SchemaMode))}"
+            )
         self.path = Path(path)
         self.table = table
+        self.schema: SchemaMode = schema
         self.columns = columns
         self.busy_timeout = busy_timeout
         self._table = self._make_table(self.path)
@@ -72,10 +85,11 @@ class SqliteSink:
         self._turn: asyncio.Lock
 
     def _make_table(self, path: Path) -> Table:
-        return Table(path, self.table, self.columns, self.busy_timeout)
+        return Table(path, self.table, self.columns, self.busy_timeout, self.schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self.path), self.table, self.columns, self.busy_timeout)
+        options: dict[str, Any] = {"columns": self.columns, "busy_timeout": self.busy_timeout, "schema": self.schema}
+        return partial(type(self), str(self.path), self.table, **options), ()
 
     async def open(self) -> None:
         """Connect, in a thread of the sink's own."""
@@ -88,7 +102,8 @@ class SqliteSink:
 
         Raises:
             RetryableError: the file is locked or the disk full; nothing of the batch is in.
-            PermanentError: a record does not fit the table; nothing of the batch is in.
+            PermanentError: a record does not fit the table; nothing of the batch is in. Its `culprits` are the records,
+                where the reason is a value or a column.
         """
         async with self._turn:
             await self._open_thread.run(self._send, batch)
@@ -96,8 +111,7 @@ class SqliteSink:
     async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> SendResult:
         """Insert the records whose keys are not in yet, and the keys, in one transaction."""
         async with self._turn:
-            skipped = await self._open_thread.run(self._send_keyed, batch, keys)
-        return SendResult(skipped=skipped)
+            return await self._open_thread.run(self._send_keyed, batch, keys)
 
     async def begin(self, key: BatchKey) -> SqliteTransaction | None:
         """Start a transaction for the batch, or return None: it is in already."""
@@ -135,11 +149,16 @@ class SqliteSink:
         with self._table.transaction():
             self._table.insert(batch)
 
-    def _send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> int:
+    def _send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> SendResult:
         with self._table.transaction():
             fresh = self._table.take_keys(keys)
-            self._table.insert([record for record, is_new in zip(batch, fresh, strict=True) if is_new])
-        return fresh.count(False)
+            places = [place for place, is_new in enumerate(fresh) if is_new]
+            try:
+                self._table.insert([batch[place] for place in places])
+            except PermanentError as error:
+                error.culprits = tuple(places[at] for at in error.culprits)
+                raise
+        return SendResult(skipped=fresh.count(False))
 
     def _begin(self, key: BatchKey) -> bool:
         self._table.begin()
@@ -282,9 +301,3 @@ def _copy(staged: Sequence[Table], table: Table) -> None:
                 rows = source.execute(f"SELECT * FROM {quoted(each.name)}")  # noqa: S608 - quoted
                 while values := rows.fetchmany(_FETCH):
                     table.insert_tuples(names, values)
-
-
-def _rebuild(
-    kind: type[SqliteSink], path: str, table: str, columns: Sequence[str] | None, busy_timeout: float
-) -> SqliteSink:
-    return kind(path, table, columns=columns, busy_timeout=busy_timeout)

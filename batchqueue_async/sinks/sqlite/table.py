@@ -16,21 +16,24 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
 import msgspec
 
-from batchqueue_async.errors import ConfigError, PermanentError, RetryableError
+from batchqueue_async.errors import ConfigError, PermanentError, RetryableError, SinkError
 from batchqueue_async.sinks._shared.files import make_directory, open_append
-from batchqueue_async.sinks._shared.records import is_table, rows
+from batchqueue_async.sinks._shared.records import check_numbers
+from batchqueue_async.sinks._shared.tabular import tabular
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from batchqueue_async.sinks._shared.tabular import Rows
     from batchqueue_async.sinks.base import BatchKey
 
+SchemaMode = Literal["strict", "widen", "add"]
 RESERVED = frozenset({"batchqueue_ledger", "batchqueue_keys"})
 _TABLES = """
 CREATE TABLE IF NOT EXISTS batchqueue_ledger (
@@ -43,6 +46,8 @@ _NOTE = "INSERT OR REPLACE INTO batchqueue_ledger VALUES (?, ?, ?)"
 _SEEN = "SELECT key FROM batchqueue_keys WHERE target = ? AND key IN (SELECT value FROM json_each(?))"
 _TAKE = "INSERT INTO batchqueue_keys VALUES (?, ?)"
 
+_OBJECTS = "SELECT count(*) FROM sqlite_master WHERE tbl_name = ? AND type <> 'table'"
+
 _PASSING = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -54,7 +59,7 @@ _PASSING = frozenset(
         sqlite3.SQLITE_READONLY,
     }
 )
-_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+_PLAIN = frozenset({int, str, bytes, bool, type(None)})
 _TYPES: dict[type, str] = {int: "INTEGER", bool: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 
 
@@ -65,10 +70,18 @@ class Table:
         columns: the table's columns, in order; None before there is a table.
     """
 
-    def __init__(self, path: Path, name: str, columns: Sequence[str] | None, busy_timeout: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        columns: Sequence[str] | None,
+        busy_timeout: float,
+        mode: SchemaMode = "strict",
+    ) -> None:
         self.path = path
         self.name = name
         self.busy_timeout = busy_timeout
+        self.mode: SchemaMode = mode
         self.columns: tuple[str, ...] | None = None
         self._wanted = tuple(columns) if columns is not None else None
         self._connection: sqlite3.Connection | None = None
@@ -141,9 +154,20 @@ class Table:
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def insert(self, batch: Sequence[Any]) -> None:
-        """Insert records; makes the table for the first ones. Needs a transaction."""
-        for tuples, columns in self._tuples(batch):
-            self.insert_tuples(columns, tuples)
+        """Insert records; makes the table for the first ones. Needs a transaction.
+
+        Raises:
+            PermanentError: some records don't fit the table; its `culprits` are all of them, and nothing is in.
+        """
+        found, refused = tabular(batch, self._wanted or self.columns)
+        for rows in found:
+            self._prepare(rows)
+        checked = [self._checked(rows, refused) for rows in found]
+        if refused:
+            first = min(refused)
+            raise PermanentError(str(refused[first]), error_type="refused", culprits=sorted(refused))
+        for rows in checked:
+            self.insert_tuples(rows.names, rows.values)
 
     def insert_tuples(self, columns: Sequence[str], tuples: Iterable[Sequence[Any]]) -> None:
         """Insert values of the given columns. Needs a transaction."""
@@ -161,10 +185,7 @@ class Table:
             self.columns = tuple(columns)
         unknown = [name for name in columns if name not in self.columns]
         if unknown:
-            raise PermanentError(
-                f"SQLite sink {str(self.path)!r}: table {self.name!r} has no column {unknown[0]!r}, only "
-                f"{list(self.columns)}; add the column with ALTER TABLE, or send records without it"
-            )
+            raise self._no_column(unknown[0])
 
     def schema(self) -> dict[str, str]:
         """The columns of the table, with their types; empty where there is no table."""
@@ -174,35 +195,98 @@ class Table:
     def _existing(self) -> tuple[str, ...] | None:
         return tuple(self.schema()) or None
 
-    def _tuples(self, batch: Sequence[Any]) -> Generator[tuple[Iterable[Sequence[Any]], Sequence[str]]]:
-        plain: list[Any] = []
-        for record in batch:
-            if is_table(record):
-                yield self._arrow(record)
-            else:
-                plain.append(record)
-        if plain:
-            found = list(rows(plain, self._wanted or self.columns))
-            shapes = dict.fromkeys(map(tuple, found))
-            for shape in shapes:
-                alike = found if len(shapes) == 1 else [row for row in found if tuple(row) == shape]
-                yield self._checked(shape, [list(map(itemgetter(name), alike)) for name in shape])
-
-    def _arrow(self, record: Any) -> tuple[Iterable[Sequence[Any]], Sequence[str]]:
-        return self._checked(record.schema.names, [column.to_pylist() for column in record.columns])
-
-    def _checked(
-        self, names: Sequence[str], values: Sequence[Sequence[Any]]
-    ) -> tuple[Iterable[Sequence[Any]], Sequence[str]]:
-        """The columns as rows of values that SQLite takes; sees to it that the table has the columns."""
-        kinds = [set(map(type, column)) for column in values]
-        plain = [
-            column if kind <= _PLAIN else list(map(_plain, column)) for column, kind in zip(values, kinds, strict=True)
-        ]
-        if self.columns is None or any(name not in self.columns for name in names):
+    def _prepare(self, rows: Rows) -> None:
+        """See to it that there is a table, and the columns that may be added."""
+        if self.columns is not None and all(name in self.columns for name in rows.names):
+            return
+        self.columns = self._existing()  # a column may have been added meanwhile
+        if self.columns is None:
             wanted = dict.fromkeys(self._wanted or (), "")
-            self.create(wanted | {name: _type(column) for name, column in zip(names, plain, strict=True)})
-        return zip(*plain, strict=True), names
+            self.create(wanted | {name: _type(column) for name, column in _columns_of(rows)})
+        elif self.mode == "add":
+            for name, column in _columns_of(rows):
+                if name not in self.columns:
+                    self._add(name, _type(column))
+
+    def _add(self, name: str, kind: str) -> None:
+        with self._errors():
+            described = f"{quoted(name)} {kind}".rstrip()
+            self.connection.execute(f"ALTER TABLE {quoted(self.name)} ADD COLUMN {described}")
+        self.columns = self._existing()
+
+    def _checked(self, rows: Rows, refused: dict[int, SinkError]) -> Rows:
+        """The rows with values that SQLite takes, and keeps as they are; the others are refused."""
+        unknown = [name for name in rows.names if name not in (self.columns or ())]
+        if unknown:
+            refused |= dict.fromkeys(rows.places, self._no_column(unknown[0]))
+            return rows._replace(values=[], places=[])
+        kinds = self._affinities()
+        columns: list[Sequence[Any]] = []
+        for name, values in _columns_of(rows):
+            column = values if set(map(type, values)) <= _PLAIN else self._plain_values(rows, values, refused)
+            if not _keeps(kinds.get(name, ""), column):
+                kinds = self._suit(rows, name, column, kinds, refused)
+            columns.append(column)
+        return rows._replace(values=list(zip(*columns, strict=True)))
+
+    def _plain_values(self, rows: Rows, values: Sequence[Any], refused: dict[int, SinkError]) -> list[Any]:
+        found: list[Any] = []
+        for place, value in zip(rows.places, values, strict=True):
+            try:
+                found.append(_plain(value))
+            except PermanentError as error:
+                found.append(None)
+                refused[place] = error
+        return found
+
+    def _suit(
+        self, rows: Rows, name: str, column: Sequence[Any], kinds: dict[str, str], refused: dict[int, SinkError]
+    ) -> dict[str, str]:
+        """Give a column that would change values no type, where that is asked for; else refuse their records."""
+        if self.mode != "strict" and self._widen(name):
+            return self._affinities()
+        for place, value in zip(rows.places, column, strict=True):
+            if not _keeps(kinds[name], [value]):
+                refused[place] = PermanentError(
+                    f"SQLite sink {str(self.path)!r}: column {name!r} of table {self.name!r} is {kinds[name]}, which "
+                    f"would change a value of type {type(value).__qualname__}; send values that it keeps, or have the "
+                    "sink widen columns by schema='widen'",
+                    error_type="refused",
+                )
+        return kinds
+
+    def _widen(self, name: str) -> bool:
+        """Make the table anew with a column that keeps any value; whether that can be done."""
+        with self._errors():
+            objects = self.connection.execute(_OBJECTS, (self.name,)).fetchone()[0]
+            described = self.connection.execute(f"PRAGMA table_xinfo({quoted(self.name)})").fetchall()
+            plain = all(not (not_null or default or key or hidden) for *_, not_null, default, key, hidden in described)
+            if objects or not plain:
+                return False  # what else belongs to the table is its owner's
+            before = {column: kind for _, column, kind, *_ in described}
+            new = f"batchqueue_widened_{self.name}"
+            columns = ", ".join(
+                f"{quoted(column)} {'' if column == name else kind}".rstrip() for column, kind in before.items()
+            )
+            for statement in (
+                f"CREATE TABLE {quoted(new)} ({columns})",
+                f"INSERT INTO {quoted(new)} SELECT * FROM {quoted(self.name)}",  # noqa: S608 - quoted
+                f"DROP TABLE {quoted(self.name)}",
+                f"ALTER TABLE {quoted(new)} RENAME TO {quoted(self.name)}",
+            ):
+                self.connection.execute(statement)
+        return True
+
+    def _affinities(self) -> dict[str, str]:
+        return {name: kind.upper() for name, kind in self.schema().items()}
+
+    def _no_column(self, name: str) -> PermanentError:
+        return PermanentError(
+            f"SQLite sink {str(self.path)!r}: table {self.name!r} has no column {name!r}, only "
+            f"{list(self.columns or ())}; add the column with ALTER TABLE or have the sink do it by schema='add', or "
+            "send records without it",
+            error_type="refused",
+        )
 
     # -- what is in ----------------------------------------------------------------------------------------------
 
@@ -238,7 +322,9 @@ class Table:
             yield
         except (sqlite3.Error, OverflowError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
-                raise RetryableError(f"{where}: {error}; the same batch may succeed later") from error
+                raise RetryableError(
+                    f"{where}: {error}; the same batch may succeed later", error_type="server"
+                ) from error
             raise PermanentError(f"{where}: {error}") from error
 
 
@@ -259,20 +345,99 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(map(quoted, names))
 
 
+def _columns_of(rows: Rows) -> Iterator[tuple[str, list[Any]]]:
+    for at, name in enumerate(rows.names):
+        yield name, list(map(itemgetter(at), rows.values))
+
+
 def _type(column: Sequence[Any]) -> str:
     """The declared type for a column of these values; none where they are all None or differ."""
-    kinds = {_TYPES[kind] for kind in set(map(type, column)) if kind is not type(None)}
+    kinds = {_TYPES.get(kind, "TEXT") for kind in {type(_shown(value)) for value in column} - {type(None)}}
     return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _shown(value: Any) -> Any:
+    try:
+        return _plain(value)
+    except PermanentError:
+        return None
+
+
+def _affinity(kind: str) -> str:
+    """What SQLite makes of a declared type."""
+    for words, found in _AFFINITIES:
+        if any(word in kind for word in words):
+            return found
+    return "NUMERIC" if kind else "BLOB"
+
+
+def _keeps(kind: str, values: Sequence[Any]) -> bool:
+    """Whether a column of this type gives these values back as they are.
+
+    SQLite turns text that looks like a number into one in a column of numbers, a number into text in one of text, and a
+    large whole number into a float in one of floats.
+    """
+    affinity = _affinity(kind)
+    types = set(map(type, values))
+    if affinity == "BLOB" or types <= _KEPT[affinity]:
+        return True
+    return all(map(_KEEPING[affinity], values))
+
+
+def _keeps_as_integer(value: Any) -> bool:
+    return not isinstance(value, str) or not _is_number(value)
+
+
+def _keeps_as_real(value: Any) -> bool:
+    if isinstance(value, int):
+        return abs(value) <= _EXACT or (abs(value) < _LARGEST and int(float(value)) == value)
+    return _keeps_as_integer(value)
+
+
+def _keeps_as_text(value: Any) -> bool:
+    return not isinstance(value, int | float)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_EXACT = 2**53
+_LARGEST = 2**63
+_AFFINITIES = (
+    (("INT",), "INTEGER"),
+    (("CHAR", "CLOB", "TEXT"), "TEXT"),
+    (("BLOB",), "BLOB"),
+    (("REAL", "FLOA", "DOUB"), "REAL"),
+)
+_KEPT = {
+    "INTEGER": frozenset({int, float, bytes, bool, type(None)}),
+    "NUMERIC": frozenset({int, float, bytes, bool, type(None)}),
+    "REAL": frozenset({float, bytes, type(None)}),
+    "TEXT": frozenset({str, bytes, type(None)}),
+}
+_KEEPING: dict[str, Callable[[Any], bool]] = {
+    "INTEGER": _keeps_as_integer,
+    "NUMERIC": _keeps_as_integer,
+    "REAL": _keeps_as_real,
+    "TEXT": _keeps_as_text,
+}
 
 
 def _plain(value: Any) -> Any:
     """A value as one that SQLite takes: times as ISO 8601, decimals as text, containers and structs as JSON."""
-    if type(value) in _PLAIN:
+    if type(value) in _PLAIN and value == value:  # noqa: PLR0124 - all but what is not a number
         return value
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, float) and value != value:  # noqa: PLR0124 - SQLite would store NULL
+        raise PermanentError("a float is not a number, which SQLite has not", error_type="refused")
     if isinstance(value, Decimal | UUID):
         return str(value)
     if isinstance(value, Enum):
@@ -280,9 +445,16 @@ def _plain(value: Any) -> Any:
     for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
+    return _encoded(value)
+
+
+def _encoded(value: Any) -> Any:
+    """Bytes as they are, and what is left as JSON."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(cast("bytes", value))
     try:
-        return msgspec.json.encode(value).decode()
-    except TypeError:
+        encoded = msgspec.json.encode(value)
+        check_numbers(value, encoded)
+        return encoded.decode()
+    except (TypeError, ValueError):
         raise PermanentError(f"a value of type {type(value).__qualname__} has no form in SQLite or JSON") from None
