@@ -180,10 +180,10 @@ class PartitionPolicy:
         if self.kind == "worker_multiply":
             return min(self.number * workers, MOST_PARTITIONS)
         require("PartitionPolicy", "weight", weight, _WEIGHT)
-        # 1247 x 0.05 is 62.35000000000001 in binary: noise must not buy a partition.
-        effective = math.ceil(round(weight, 9))
-        if effective == 0:
+        if weight == 0:
             return workers
+        # 1247 x 0.05 is 62.35000000000001 in binary: noise must not buy a partition.
+        effective = max(1, math.ceil(round(weight, 9)))
         threshold = workers * self.number
         wanted = effective if effective <= threshold else threshold + (effective - threshold) // 2
         return min(wanted, MOST_PARTITIONS)

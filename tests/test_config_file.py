@@ -446,7 +446,7 @@ plain_fields = st.fixed_dictionaries(
         "partitions": partition_policies,
         "selector": st.sampled_from([bq.type_hash(), bq.round_robin()]),
         "strategy": st.sampled_from(list(bq.BufferStrategy)),
-        "feeds": st.lists(st.sampled_from("abc"), unique=True).map(tuple),
+        "feeds": st.lists(st.sampled_from(["the rows", "the logs"]), unique=True).map(tuple),
         "log_errors": st.sampled_from(["redacted", "full"]),
         "buffer_size": st.integers(1, 10**9),
         "max_batch": st.integers(1, 10**9),

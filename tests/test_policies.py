@@ -77,6 +77,7 @@ def test_there_is_always_a_worker_and_more_cores_never_give_fewer(cores, multipl
         (PARTITIONS.adaptive(), 8, 642 * 1.0 + 1247 * 0.05, 452),
         (PARTITIONS.adaptive(), 8, 1889, 1044),
         (PARTITIONS.adaptive(), 8, 0.05, 1),
+        (PARTITIONS.adaptive(), 8, 5e-324, 1),
         (PARTITIONS.adaptive(), 8, sum([0.1] * 10), 1),  # 0.9999999999999999
         (PARTITIONS.adaptive(), 8, sum([0.05] * 60), 3),  # 3.0000000000000013
         (PARTITIONS.adaptive(2), 3, 10, 8),

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from batchqueue_async._support.checks import Real, faults_of, refuse
 from batchqueue_async.durable.config import memory_limit
-from batchqueue_async.errors import ConfigError
+
+_MOST = 1e18
+_ABOVE = Real(most=_MOST)
+_LEAST = Real(above=False, most=_MOST)
+_SHARE = Real(most=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +45,8 @@ def drain(*, workers: int, latency: float, backlog: float, batch_records: int = 
         >>> drain(workers=8, latency=0.05, backlog=10_000)
         Drain(batches_per_second=160.0, records_per_second=160.0, seconds=62.5)
     """
-    _above("workers", workers)
-    _above("latency", latency)
-    _above("batch_records", batch_records)
-    _least("backlog", backlog)
-    _least("arrival", arrival)
+    _check(_ABOVE, workers=workers, latency=latency, batch_records=batch_records)
+    _check(_LEAST, backlog=backlog, arrival=arrival)
     batches = workers / latency
     records = batches * batch_records
     net = records - arrival
@@ -59,9 +61,7 @@ def workers_for(*, rate: float, latency: float, batch_records: int = 1) -> int:
         >>> workers_for(rate=10_000, latency=0.05, batch_records=500)
         1
     """
-    _above("rate", rate)
-    _above("latency", latency)
-    _above("batch_records", batch_records)
+    _check(_ABOVE, rate=rate, latency=latency, batch_records=batch_records)
     # 0.15 / 0.05 is 2.9999999999999996 in binary, and 0.3 / 0.1 is 3: noise must not buy a worker, nor cost one.
     return max(1, math.ceil(round(rate * latency / batch_records, 9)))
 
@@ -73,9 +73,7 @@ def bytes_for_outage(*, arrival: float, record_bytes: float, outage: float) -> i
         >>> bytes_for_outage(arrival=1_000, record_bytes=1_024, outage=3_600)
         3686400000
     """
-    _least("arrival", arrival)
-    _least("record_bytes", record_bytes)
-    _least("outage", outage)
+    _check(_LEAST, arrival=arrival, record_bytes=record_bytes, outage=outage)
     return math.ceil(arrival * record_bytes * outage)
 
 
@@ -91,17 +89,9 @@ def memory_share(share: float, *, limit: int | None = None, limit_ratio: float =
         >>> memory_share(0.10, limit=1_000_000_000)
         85000000
     """
-    for name, value in (("share", share), ("limit_ratio", limit_ratio)):
-        if not 0 < value <= 1:
-            raise ConfigError(f"memory_share: {name}={value!r} is outside (0, 1]; give e.g. 0.10")
+    _check(_SHARE, share=share, limit_ratio=limit_ratio)
     return max(1, int((memory_limit() if limit is None else limit) * limit_ratio * share))
 
 
-def _above(name: str, value: float) -> None:
-    if not value > 0 or not math.isfinite(value):
-        raise ConfigError(f"sizing: {name}={value!r} is not above 0; give a number above 0")
-
-
-def _least(name: str, value: float) -> None:
-    if not value >= 0 or not math.isfinite(value):
-        raise ConfigError(f"sizing: {name}={value!r} is below 0; give 0 or more")
+def _check(rule: Real, **values: float) -> None:
+    refuse(fault for name, value in values.items() for fault in faults_of("sizing", name, value, rule))
