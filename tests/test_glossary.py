@@ -26,7 +26,6 @@ PENDING = {
         "SendGate",
         "SendPlan",
     },
-    "sinks": {"BatchWrite", "SharedConnection", "UnconfirmedSends", "translate_error"},
 }
 
 

@@ -60,7 +60,6 @@ PENDING = {
     "durable/read",
     "durable/state",
     "durable/write",
-    "errors",
     "export",
     "export/control",
     "export/delivery",
