@@ -140,6 +140,7 @@ class BatchQueue(Generic[T]):
         self._blocking = self._intake.blocking
         self._only = self._router.only
         self._by_type = self._router.by_type
+        self._shutdown = Shutdown(name, self._drains, self._router, self._counters, self._loop)
         self._observer: QueueObserver[T] = QueueObserver(
             name,
             loop=self._loop,
@@ -150,10 +151,8 @@ class BatchQueue(Generic[T]):
             dispatcher=self._dispatcher,
             router=self._router,
             drains=self._drains,
+            shutdown=self._shutdown,
         )
-        self._closing: asyncio.Task[ShutdownReport] | None = None
-        self._shutdown = Shutdown(name, self._drains, self._router, self._counters, self._loop)
-        self._report: ShutdownReport | None = None
         self._reviewed = False
         self._rebalancer: Rebalancer[T] | None = None
         self._inbox: ThreadInbox | None = None
@@ -230,7 +229,7 @@ class BatchQueue(Generic[T]):
     @property
     def ended(self) -> bool:
         """Whether its shutdown is complete: every item is accounted for."""
-        return self._report is not None
+        return self._shutdown.report is not None
 
     @property
     def partition_count(self) -> int:
@@ -600,7 +599,7 @@ class BatchQueue(Generic[T]):
 
     def stats(self) -> QueueStats:
         """A snapshot of the queue's counters, on its loop; after shutdown it can be asked for anywhere."""
-        if self._report is None:
+        if self._shutdown.report is None:
             self._home.check("stats")
             self._collect_inbox()
         return self._observer.read()
@@ -642,26 +641,21 @@ class BatchQueue(Generic[T]):
         self._home.check("shutdown")
         self.forbid_shutdown_here()
         deadline = self._loop.time() + (self.config.drain_timeout if timeout is None else max(0.0, timeout))
-        if self._closing is None:
-            self.close_gate()
-            self._closing = self._loop.create_task(self._finish(deadline), name=f"{self.name}-shutdown")
-        else:
+        if self._shutdown.report is not None:
+            return self._shutdown.report
+        if self._shutdown.begun:
             self._shutdown.hasten(deadline)
-        # Several callers may wait for the one shutdown: cancelling one of them must not end it for the others.
-        return await asyncio.shield(self._closing)
-
-    async def _finish(self, deadline: float) -> ShutdownReport:
-        self._report = await self._shutdown.run(deadline)
-        self._observer.end(len(self._report.undelivered))
-        return self._report
+        else:
+            self.close_gate()
+            self._shutdown.begin(deadline)
+        return await self._shutdown.wait()
 
     def abandon(self) -> ShutdownReport:
         """Account for everything without the queue's loop, which has ended or does not answer."""
-        if self._report is None:
-            self._intake.close()
-            self._report = self._shutdown.abandon([] if self._inbox is None else self._inbox.give_back())
-            self._observer.end(len(self._report.undelivered))
-        return self._report
+        if self._shutdown.report is not None:
+            return self._shutdown.report
+        self._intake.close()
+        return self._shutdown.abandon([] if self._inbox is None else self._inbox.give_back())
 
     def close_gate(self) -> None:
         """Take nothing in from now on, and send waiting producers away; the first step of a shutdown."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from operator import countOf
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from batchqueue_async._support import log
 from batchqueue_async._support.handlers import call_of, method_of
@@ -166,7 +166,6 @@ class Dispatcher(Generic[T]):
         """Call the handlers of everything in the round, one after the other."""
         round_.calls = calls = self.group(round_.chunks)
         drain = round_.drain
-        task = drain.task
         counters = self.counters
         sizes = self.sizes.exact
         plain = self.handler_timeout is None and self.limiter is None
@@ -197,8 +196,10 @@ class Dispatcher(Generic[T]):
                 else:
                     await self._call(drain, entry, items.copy())
             except BaseException as error:  # whatever a handler raises is its batch's failure, not ours
-                if ends_the_drain(drain, error):
+                if drain.is_ended_by(error):
                     raise
+                if drain.disturbed and not drain.stopping:
+                    await drain.recover()
                 await self._failed(round_, entry, items, error)
             else:
                 if not round_.abandoned:
@@ -212,9 +213,9 @@ class Dispatcher(Generic[T]):
                 entry.calls += timed
                 entry.items += count * timed
                 began = ended
-            if task is not None and task.cancelling():
+            if drain.disturbed:
                 round_.call_index = index + 1
-                raise asyncio.CancelledError  # the handler swallowed it, but it was for the drain task
+                await drain.recover()  # raises if it was for the drain task, though the handler has swallowed it
 
     async def _call(self, drain: DrainTask[T], entry: HandlerEntry[T], items: list[T]) -> None:
         turns = entry.turns
@@ -261,7 +262,7 @@ class Dispatcher(Generic[T]):
                 if inspect.isawaitable(answer):
                     await answer
         except BaseException as failure:  # the error handler is the user's too; nothing stops for it
-            if ends_the_drain(round_.drain, failure):
+            if round_.drain.is_ended_by(failure):
                 raise
             self._log_on_error(round_, failure)
 
@@ -308,6 +309,8 @@ class Dispatcher(Generic[T]):
                 continue
             called.add(id(entry.handler))
             await self._idle_call(drain, entry, entry.on_idle)
+            if drain.disturbed:
+                await drain.recover()
 
     async def _idle_call(
         self, drain: DrainTask[T], entry: HandlerEntry[T], on_idle: Callable[[], Awaitable[object]]
@@ -323,7 +326,7 @@ class Dispatcher(Generic[T]):
         try:
             await self._guarded(drain, on_idle)
         except BaseException as error:  # a failing on_idle is the handler's fault and stops nothing
-            if ends_the_drain(drain, error):
+            if drain.is_ended_by(error):
                 raise
             self._log_on_idle(drain, entry, error)
         finally:
@@ -353,15 +356,3 @@ def _own_list(
 def _differ(first: type, items: Sequence[object]) -> bool:
     """Whether the items are of several types."""
     return type(items[-1]) is not first or countOf(map(type, items), first) != len(items)
-
-
-def is_cancelled(drain: DrainTask[Any]) -> bool:
-    """Whether the drain task itself is being cancelled, rather than something that its handler waited for."""
-    return drain.task is not None and drain.task.cancelling() > 0
-
-
-def ends_the_drain(drain: DrainTask[Any], error: BaseException) -> bool:
-    """Whether an error is meant for the drain task, the loop or the interpreter, and not for a handler's batch."""
-    if isinstance(error, asyncio.CancelledError):
-        return is_cancelled(drain)
-    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)

@@ -1,5 +1,10 @@
 """The drain task: it owns partitions, takes bounded rounds of batches from them, and rests when there is nothing.
 
+Only two may end a drain task: the queue, by `stop`, and the end of its loop, which cancels every task from outside.
+Whatever else cancels it comes from its own handlers: their timeouts and task groups cancel the task that they run in,
+some of them (asyncio's task groups before Python 3.13, timeouts of an older style) without taking that back. So the
+task looks at who cancels it, and not at how often it was cancelled.
+
 A drain task never looks at an empty partition: the first item into one puts it on the task's `ready` list and cuts
 its sleep short. A round takes at most one bounded batch from each ready partition, so none waits longer than
 one round for its turn.
@@ -8,11 +13,12 @@ one round for its turn.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from batchqueue_async.queue.deadlock import HandlerWaits, waits
 from batchqueue_async.queue.round import Round, current_round
@@ -72,6 +78,19 @@ class DrainRules:
         return min(self.min_idle * 2.0 ** min(idle_rounds, 60), self.max_idle)
 
 
+class _Task(asyncio.Task[None]):
+    """The asyncio task of a drain task, which tells it of every cancellation before it happens."""
+
+    def __init__(self, drain: DrainTask[Any], name: str) -> None:
+        self._drain = drain
+        super().__init__(drain.run(), loop=drain.loop, name=name)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel, as ever; what is to come of it is for the drain task to decide."""
+        self._drain.note_cancellation()
+        return super().cancel(msg)
+
+
 class DrainTask(Generic[T]):
     """One drain task and the partitions that it owns.
 
@@ -80,6 +99,8 @@ class DrainTask(Generic[T]):
         round: the round that it is in; one that was cut off stays, so that a shutdown can account for it.
         rounds: how many rounds it began, looks at idle handlers included.
         waits: what its handler calls wait for.
+        stopping: whether a cancellation is on its way that ends it.
+        disturbed: whether it was cancelled since the last `recover`, by whomever.
     """
 
     def __init__(
@@ -108,6 +129,8 @@ class DrainTask(Generic[T]):
         self.busy = 0.0
         self.task: asyncio.Task[None] | None = None
         self.waits = HandlerWaits()
+        self.stopping = False
+        self.disturbed = False
         self._review: Callable[[], None] | None = None
         self._sleeper: asyncio.Future[None] | None = None
 
@@ -178,6 +201,14 @@ class DrainTask(Generic[T]):
 
     async def run(self) -> None:
         """Drain until the queue closes and nothing is left."""
+        while True:
+            try:
+                return await self._drain()
+            except asyncio.CancelledError:
+                # It rested: its rounds deal with their cancellations by themselves.
+                await self.recover()
+
+    async def _drain(self) -> None:
         idle_rounds = 0
         while True:
             if self.ready:
@@ -284,7 +315,8 @@ class DrainTask(Generic[T]):
     def start(self, name: str, review: Callable[[], None]) -> asyncio.Task[None]:
         """Begin to drain; `review` is called once, after `REVIEW_AFTER` items."""
         self._review = review
-        self.task = self.loop.create_task(self.run(), name=name)
+        # Made by hand, since a loop's own task factory makes tasks of another class, or begins to run them at once.
+        self.task = _Task(self, name)
         return self.task
 
     def finish(self, *, may_exit: bool) -> None:
@@ -292,6 +324,42 @@ class DrainTask(Generic[T]):
         self.closing = True
         self.may_exit = may_exit
         self.wake()
+
+    # -- being cancelled -----------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End, whatever it is at: the handler call that runs is cancelled."""
+        self.stopping = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def note_cancellation(self) -> None:
+        """Its task is about to be cancelled."""
+        self.disturbed = True
+        # A handler, what it awaits, its timers and the tasks that it started all run in the context of its round.
+        origin = current_round.get()
+        if origin is None or origin.drain is not self:
+            self.stopping = True
+
+    def is_ended_by(self, error: BaseException) -> bool:
+        """Whether an error is meant for the drain task, the loop or the interpreter, and not for a handler's batch."""
+        if isinstance(error, asyncio.CancelledError):
+            return self.stopping
+        if isinstance(error, GeneratorExit):  # if not of the handler's own making, somebody closes the coroutine
+            return asyncio.current_task(self.loop) is not self.task
+        return isinstance(error, KeyboardInterrupt | SystemExit)
+
+    async def recover(self) -> None:
+        """Go on after a cancellation that was a handler's own business; raise if it was for the drain task."""
+        while self.disturbed:
+            if self.stopping:
+                raise asyncio.CancelledError
+            self.disturbed = False
+            # It may not have been delivered yet: a handler may cancel itself and return.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            while self.task is not None and self.task.uncancel():
+                pass
 
     # -- when it is over -----------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.ports import ThreadInbox
     from batchqueue_async.queue.router import PartitionRouter
+    from batchqueue_async.queue.shutdown import Shutdown
     from batchqueue_async.queue.stats import Counters, Histogram, Sizes
 
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class QueueObserver(Generic[T]):
         dispatcher: Dispatcher[T],
         router: PartitionRouter[T],
         drains: Sequence[DrainTask[T]],
+        shutdown: Shutdown[T],
     ) -> None:
         self._name = name
         self._capacity = capacity
@@ -87,16 +89,12 @@ class QueueObserver(Generic[T]):
         self._drains = drains
         self._probe = LoopProbe(loop)
         self._last: tuple[float, QueueStats] | None = None
-        self._undelivered = 0
+        self._shutdown = shutdown
         self._inbox: ThreadInbox | None = None
 
     def attach_inbox(self, inbox: ThreadInbox) -> None:
         """Count what waits in the inbox of other threads, too."""
         self._inbox = inbox
-
-    def end(self, undelivered: int) -> None:
-        """The shutdown is over, and gave so many items back."""
-        self._undelivered = undelivered
 
     def peek(self) -> QueueStats:
         """A snapshot, from any thread; never waits for the loop."""
@@ -118,7 +116,7 @@ class QueueObserver(Generic[T]):
 
     def read(self, loop_lag: float = 0.0) -> QueueStats:
         """The numbers as they stand."""
-        counters = self._counters
+        counters, report = self._counters, self._shutdown.report
         partitions = tuple(self._router.partitions)
         # Each number is read once: what is added up is what is shown.
         each_partition = tuple(_partition(each) for each in partitions)
@@ -141,7 +139,7 @@ class QueueObserver(Generic[T]):
             failed=counters.failed,
             unhandled=counters.unhandled,
             in_flight=sum(each.in_flight for each in each_worker),
-            undelivered=self._undelivered,
+            undelivered=0 if report is None else len(report.undelivered),
             used=used,
             capacity=len(partitions) * self._capacity,
             oldest_age=max(0.0, now - min(since)) if since else 0.0,

@@ -39,10 +39,28 @@ class Shutdown(Generic[T]):
         self.router = router
         self.counters = counters
         self.loop = loop
+        self.report: ShutdownReport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._start = 0.0
         # Kept here because uvloop's handle for a time that has come does not tell it.
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._expired: asyncio.Future[None] = loop.create_future()
+        # Not the task: whoever cancels every task of the loop must not keep others from learning what became of it.
+        self._reported: asyncio.Future[ShutdownReport] = loop.create_future()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is under way, or over."""
+        return self._task is not None
+
+    def begin(self, deadline: float) -> None:
+        """Drain until nothing is left or the deadline passes, then account for everything."""
+        self._start = self.loop.time()
+        self.hasten(deadline)
+        self._let_drains_finish()
+        self._task = self.loop.create_task(self._run(), name=f"{self.name}-shutdown")
+        self._task.add_done_callback(self._conclude)
 
     def hasten(self, deadline: float) -> None:
         """Cut off what still runs at `deadline`, unless an earlier deadline is set already."""
@@ -52,32 +70,44 @@ class Shutdown(Generic[T]):
                 self._timer.cancel()
             self._timer = self.loop.call_at(deadline, self._expire)
 
+    async def wait(self) -> ShutdownReport:
+        """The report, as soon as there is one. Cancelling one caller ends the shutdown for no other."""
+        return await asyncio.shield(self._reported)
+
     def _expire(self) -> None:
         for drain in self.drains:
-            if drain.task is not None:
-                drain.task.cancel()
+            drain.stop()
         if not self._expired.done():
             self._expired.set_result(None)
 
-    async def run(self, deadline: float) -> ShutdownReport:
-        """Drain until nothing is left or the deadline passes, then account for everything."""
-        start = self.loop.time()
-        self.hasten(deadline)
-        self._let_drains_finish()
+    async def _run(self) -> None:
         tasks = {drain.task for drain in self.drains if drain.task is not None}
-        drained = asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.wait((drained, self._expired), return_when=asyncio.FIRST_COMPLETED)
+        try:
+            drained = asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait((drained, self._expired), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # Somebody cancels every task: a program that ends, most often by Ctrl-C. It waits for this task, so that
+            # there is time for handlers to end, and for the report.
+            self._expire()
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+            raise
         if not drained.done():
             await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+
+    def _conclude(self, _: asyncio.Task[None]) -> None:
+        """Account for everything, however the task has ended."""
         if self._timer is not None:
             self._timer.cancel()
         self._expired.cancel()
+        if self.report is not None:
+            return  # the queue was abandoned meanwhile
         undelivered = self._give_up()
-        report = self._report(undelivered, self.loop.time() - start)
+        self.report = report = self._make_report(undelivered, self.loop.time() - self._start)
         if undelivered:
             log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(undelivered))
         log.info("queue_closed", queue=self.name, handled=report.handled, failed=report.failed, elapsed=report.elapsed)
-        return report
+        if not self._reported.done():
+            self._reported.set_result(report)
 
     def abandon(self, came_in: list[T]) -> ShutdownReport:
         """The report of a queue whose loop can't drain it any more: what has no outcome is undelivered."""
@@ -88,7 +118,8 @@ class Shutdown(Generic[T]):
             left += partition.drop()
         left += came_in
         log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(left))
-        return self._report(left, 0.0)
+        self.report = self._make_report(left, 0.0)
+        return self.report
 
     def _let_drains_finish(self) -> None:
         self.router.on_settled = self._settled
@@ -128,7 +159,7 @@ class Shutdown(Generic[T]):
             partition.fail_waiting(error)
             partition.end_waits()
 
-    def _report(self, undelivered: list[T], elapsed: float) -> ShutdownReport:
+    def _make_report(self, undelivered: list[T], elapsed: float) -> ShutdownReport:
         counters = self.counters
         done = counters.handled + counters.failed + counters.unhandled + counters.dropped_after
         return ShutdownReport(
