@@ -20,20 +20,16 @@ from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._support import forks, log
-from batchqueue_async._support.log import describe
 from batchqueue_async.bridge.credits import PartitionCredits, pause_of
 from batchqueue_async.config import BufferStrategy
 from batchqueue_async.errors import ForkedError, QueueClosedError
 from batchqueue_async.policies import RoundRobin, stable_type_hash
-from batchqueue_async.queue.migration import Migration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from batchqueue_async.bridge.credits import ThreadWaiter
     from batchqueue_async.queue.batch_queue import BatchQueue
-    from batchqueue_async.queue.partition import Lane, Partition
-    from batchqueue_async.queue.router import Route as ItemRoute
 
 T = TypeVar("T")
 Route = tuple[int, int]
@@ -407,7 +403,7 @@ class ThreadInbox(Generic[T]):
         router = self.queue.router
         new = [PartitionCredits(self, partition) for partition in router.partitions[len(self._shares) :]]
         with self.lock:
-            self._move_in(one_by_one=True)
+            self._move_in(rerouted=True)
             self._epoch += 1
             for share in self._shares:
                 share.send_away()
@@ -428,11 +424,10 @@ class ThreadInbox(Generic[T]):
 
     def collect(self) -> None:
         """Move what came in into the partitions, where every item has its place already."""
-        router = self.queue.router
         inside = self.is_held_here()
         with self.lock:
             self.waking = False
-            self._move_in(one_by_one=router.moving)
+            self._move_in(rerouted=False)
             waiting = [share for share in self._shares if share.line]
             for share in waiting if not inside else ():
                 share.balance()
@@ -441,7 +436,7 @@ class ThreadInbox(Generic[T]):
             share.queue_up()
             share.watch_for_circles()
 
-    def _move_in(self, *, one_by_one: bool) -> None:
+    def _move_in(self, *, rerouted: bool) -> None:
         self.hand_in_counts()
         router = self.queue.router
         for kind in self._met:
@@ -449,72 +444,7 @@ class ThreadInbox(Generic[T]):
         self._met = []
         for share in self._shares:
             if share.items:
-                items = share.unload()
-                if one_by_one:
-                    self._place_one_by_one(share, items)
-                elif self.evicts:
-                    self._force(share.partition, items)
-                else:
-                    share.partition.held -= len(items)
-                    self._put_into_lanes(share.partition, items)
-                    share.partition.announce()
-
-    def _put_into_lanes(self, partition: Partition[T], items: list[T]) -> None:
-        lanes = partition.lanes
-        if lanes is not None and len(lanes) != 1:
-            tails: dict[type, list[T]] = {}
-            for item in items:
-                kind: type = type(item)
-                if kind not in tails:
-                    tails[kind] = self.queue.router.route_of_type(kind).tail
-                tails[kind].append(item)
-            return
-        place: Partition[T] | Lane[T] = partition if lanes is None else lanes[0]
-        if place.tail:
-            place.tail.extend(items)
-        else:
-            # Handed over whole: to copy it would touch each item, from another core than put it in.
-            place.tail = items
-
-    def _force(self, partition: Partition[T], items: list[T]) -> None:
-        """Put items in that were accepted already, at the cost of older ones."""
-        for _ in range(len(items) - partition.room()):
-            partition.evict()
-            self.queue.counters.dropped_after += 1
-        partition.tail.extend(items)
-        partition.announce()
-
-    def _place_one_by_one(self, share: PartitionCredits[T], items: list[T]) -> None:
-        touched: dict[ItemRoute[T], None] = {}
-        for item in items:
-            place = share.partition if self._turn is not None else self._place_now(item, share.partition)
-            if self.evicts:
-                if not place.offer(item):
-                    place.evict()
-                    self.queue.counters.dropped_after += 1
-                    place.offer(item)
-                continue
-            if place.partition is not share.partition:
-                # The place that was lent stays with the item: it stands above the bound of its new partition until
-                # the next batch, once for each growth of the queue.
-                share.partition.held -= 1
-                place.partition.held += 1
-            if isinstance(place, Migration):
-                place.items.append(item)
-            else:
-                place.partition.held -= 1
-                place.tail.append(item)
-                touched[place] = None
-        for place in touched:
-            place.partition.announce()
-
-    def _place_now(self, item: T, lent_by: Partition[T]) -> ItemRoute[T]:
-        """Where an accepted item belongs by now; if the selector fails, which is the user's, where it has its place."""
-        try:
-            return self.queue.router.route(item)
-        except Exception as error:  # noqa: BLE001 - the selector's; the item was accepted, and must not be lost for it
-            log.error("selector_failed", queue=self.queue.name, partition=lent_by.index, **describe(error))
-            return lent_by
+                self.queue.take_in(share.partition, share.unload(), rerouted=rerouted)
 
     def close(self) -> None:
         """Take in what came, then nothing more; everybody in line is sent away."""

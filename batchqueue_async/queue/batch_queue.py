@@ -403,11 +403,9 @@ class BatchQueue(Generic[T]):
         self._forbid_here("flush")
         wait = CompletionWait()
         for partition in self._router.partitions:
-            partition.order()
-            wait.watch(partition, partition.finished, partition.accepted)
+            partition.fence(wait)
         for migration in self._router.migrations:
-            if migration.items:
-                migration.watch(wait, len(migration.items))
+            migration.fence(wait)
         wait.seal()
         if any(owner.task is not None and owner.task.done() for [owner] in wait.needs()):
             wait.forget()
@@ -424,7 +422,7 @@ class BatchQueue(Generic[T]):
             ) from None
         finally:
             wait.forget()
-        if any(isinstance(failure.error, QueueClosedError) for failure in wait.failures):
+        if wait.lost is not None:
             raise QueueClosedError(f"queue {self.name!r} was shut down before the flush was complete; see its report")
 
     def _outstanding(self) -> int:
@@ -497,9 +495,9 @@ class BatchQueue(Generic[T]):
         self._observer.attach_inbox(inbox)
         self._router.on_rerouted = inbox.meet_partitions
 
-    def force(self, item: T) -> None:
-        """Put an item in that was accepted already, at the cost of older ones."""
-        self._intake.force(item)
+    def take_in(self, partition: Partition[T], items: list[T], *, rerouted: bool) -> None:
+        """Put in what the inbox of other threads has accepted for a partition; see `Intake.take_in`."""
+        self._intake.take_in(partition, items, rerouted=rerouted)
 
     def on_own_thread(self) -> bool:
         """Whether this is the thread on which the queue's loop runs now."""

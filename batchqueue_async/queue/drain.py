@@ -269,7 +269,7 @@ class DrainTask(Generic[T]):
             review()
         for partition, _, _ in chunks:
             partition.in_flight = 0
-            if partition.ranges or partition.leaving:
+            if partition.ranges is not None or partition.leaving:
                 partition.settle()
             if partition.next_owner is not None:
                 self._give_to_next_owner(partition)

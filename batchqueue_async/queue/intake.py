@@ -10,6 +10,8 @@ from __future__ import annotations
 from operator import countOf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from batchqueue_async._support import log
+from batchqueue_async._support.log import describe
 from batchqueue_async.config import BufferStrategy
 from batchqueue_async.errors import DeadlockError
 from batchqueue_async.policies import RoundRobin
@@ -91,13 +93,71 @@ class Intake(Generic[T]):
         else:
             self._counters.refused += count
 
-    def force(self, item: T) -> None:
-        """Put an item in that was accepted already, at the cost of older ones."""
-        route = self._router.route(item)
-        if not route.offer(item):
-            route.evict()
-            self._counters.dropped_after += 1
-            route.offer(item)
+    # -- what came in from other threads -------------------------------------------------------------------------
+
+    def take_in(self, partition: Partition[T], items: list[T], *, rerouted: bool) -> None:
+        """Put in what the inbox of other threads has accepted for a partition; the list is handed over.
+
+        Each item has its place already, which the partition holds; under `DROP_OLDEST` the oldest ones make room.
+
+        Args:
+            partition: where the items were accepted.
+            items: the items.
+            rerouted: whether routes have changed since they were accepted.
+        """
+        evicts = self.config.strategy is BufferStrategy.DROP_OLDEST
+        if rerouted or self._router.moving:
+            self._take_in_anew(partition, items, evicts=evicts)
+        elif evicts:
+            for _ in range(len(items) - partition.room()):
+                partition.evict()
+                self._counters.dropped_after += 1
+            partition.put_in(items)
+        elif partition.lanes is None:
+            partition.adopt([(None, items)])
+        else:
+            partition.adopt(self._by_lane(items))
+
+    def _by_lane(self, items: list[T]) -> list[tuple[Lane[T] | None, list[T]]]:
+        kinds: dict[type, list[T]] = {}
+        kind = type(items[0])
+        if countOf(map(type, items), kind) == len(items):
+            kinds[kind] = items
+        else:
+            for item in items:
+                kinds.setdefault(type(item), []).append(item)
+        parts: list[tuple[Lane[T] | None, list[T]]] = []
+        for each, mine in kinds.items():
+            route = self._router.route_of_type(each)
+            parts.append((route if isinstance(route, Lane) else None, mine))
+        return parts
+
+    def _take_in_anew(self, partition: Partition[T], items: list[T], *, evicts: bool) -> None:
+        """The same one by one, each where it belongs by now."""
+        keep = isinstance(self._router.selector, RoundRobin)  # it has no order, and one partition is as good as another
+        for item in items:
+            route = partition if keep else self._route_again(item, partition)
+            if evicts:
+                if not route.offer(item):
+                    route.evict()
+                    self._counters.dropped_after += 1
+                    route.offer(item)
+                continue
+            if route.partition is not partition:
+                # The place that the inbox was lent stays with the item: it stands above the bound of its new partition
+                # until the next batch, once for each growth of the queue.
+                partition.pass_held(route.partition)
+            if isinstance(route, Migration):
+                route.receive(item)
+            else:
+                route.partition.adopt([(route if isinstance(route, Lane) else None, [item])])
+
+    def _route_again(self, item: T, partition: Partition[T]) -> Route[T]:
+        try:
+            return self._router.route(item)
+        except Exception as error:  # noqa: BLE001 - the selector is the user's; the item was accepted, and stays here
+            log.warning("selector_failed", queue=self.name, partition=partition.index, **describe(error))
+            return partition
 
     # -- waiting for room ----------------------------------------------------------------------------------------
 
@@ -219,8 +279,7 @@ class Intake(Generic[T]):
         ):
             return False
         for route, part in parts.items():
-            route.tail.extend(part)
-            route.partition.announce()
+            route.partition.put_in(part)
         return True
 
     async def put_rest(self, items: Sequence[T], completion: CompletionWait | None) -> int:

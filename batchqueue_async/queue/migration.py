@@ -7,17 +7,19 @@ the new partition keeps for them: nothing else in either partition waits for it.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
-from batchqueue_async.queue.partition import NO_SLOTS
+from batchqueue_async.queue.completion import RangeQueue
+from batchqueue_async.queue.partition import NO_SLOTS, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection
 
-    from batchqueue_async.queue.completion import CompletionWait, SequenceRange
+    from batchqueue_async.queue.completion import CompletionWait
     from batchqueue_async.queue.drain import DrainTask
-    from batchqueue_async.queue.partition import Lane, Partition
+    from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.waiters import Waiter
 
 T = TypeVar("T")
@@ -26,7 +28,7 @@ T = TypeVar("T")
 class Migration(Generic[T]):
     """Items on their way from an old partition to a new one, in order, until the old one has finished its part."""
 
-    __slots__ = ("_entrance", "_on_arrival", "fence", "items", "ranges", "source", "target")
+    __slots__ = ("_entrance", "_gone", "_on_arrival", "clear_at", "items", "ranges", "source", "target")
 
     # To a producer's fast path a migration looks like a full partition, so that it takes the slow path.
     fast_slots = NO_SLOTS
@@ -42,10 +44,12 @@ class Migration(Generic[T]):
         source.order()
         self.source = source
         self.target = target
-        self.fence = source.accepted
+        self.clear_at = source.accepted
         """When the source has finished everything below this number, the way is clear."""
-        self.items: list[T] = []
-        self.ranges: list[SequenceRange] = []
+        self.items: deque[T] = deque()
+        self._gone = 0
+        """How many items have been evicted: the number of the first of `items`."""
+        self.ranges: RangeQueue | None = None
         self._entrance = entrance
         self._on_arrival = on_arrival
         source.departing(self)
@@ -69,10 +73,10 @@ class Migration(Generic[T]):
         self._hold((item,))
         return True
 
-    def fill(self, waiter: Waiter, items: Iterable[T]) -> None:
+    def fill(self, waiter: Waiter, items: Collection[T]) -> None:
         """Put items into the places that the target reserved."""
-        self.target.use_reserved(waiter, self._hold(items))
-        self.target.rearm()
+        self.target.use_reserved(waiter, len(items))
+        self._hold(items)
         if not self.target.qsize():
             # Those who wait behind need the source now, which may wait for them.
             for other in self.target.everyone_waiting():
@@ -85,29 +89,42 @@ class Migration(Generic[T]):
     def evict_first(self) -> T:
         """Remove the oldest item on its way to the target, which is empty, as if it had arrived and gone."""
         self.target.skip_held(1)
-        item = self.items.pop(0)
-        for each in self.ranges:
-            if each.start == 0 < each.end:
-                each.wait.fail((item,), ItemDroppedError("the item made room for a newer one (DROP_OLDEST)"))
-            each.start = max(0, each.start - 1)
-            each.end -= 1
+        item = self.items.popleft()
+        if self.ranges is not None:
+            error = ItemDroppedError("the item made room for a newer one (DROP_OLDEST)")
+            self.ranges.fail(self._gone, item, error)
+        self._gone += 1
+        if self.ranges is not None:
+            self.ranges.settle(self._gone)
         return item
 
     def watch(self, wait: CompletionWait, count: int) -> None:
         """Let a caller wait for the last `count` items."""
-        end = len(self.items)
-        if self.ranges and self.ranges[-1].wait is wait and self.ranges[-1].end == end - count:
-            self.ranges[-1].end = end
-            return
-        self.ranges.append(wait.open_range(self, end - count, end))
+        if count:
+            end = self._gone + len(self.items)
+            self._watch(wait, end - count, end)
 
-    def forget(self, range_: SequenceRange) -> None:
-        """Nobody waits for the range any more."""
-        self.ranges = [each for each in self.ranges if each is not range_]
+    def fence(self, wait: CompletionWait) -> None:
+        """Let a caller wait until everything that came in so far is finished."""
+        if self.items:
+            end = self._gone + len(self.items)
+            self._watch(wait, end, end)
+
+    def _watch(self, wait: CompletionWait, start: int, end: int) -> None:
+        if self.ranges is None:
+            self.ranges = RangeQueue()
+        self.ranges.watch(wait, self, start, end)
+
+    def forget_range(self) -> None:
+        """Nobody waits for one of its ranges any more."""
+        if self.ranges is not None:
+            self.ranges.forget_one()
+            if self.ranges.empty:
+                self.ranges = None
 
     def try_to_arrive(self) -> bool:
         """Go on into the target if the source has finished its part."""
-        if self.source.finished < self.fence:
+        if self.source.finished < self.clear_at:
             return False
         self.arrive()
         return True
@@ -118,36 +135,36 @@ class Migration(Generic[T]):
         source.departed(self)
         target.arrived(self)
         target.order()
-        base = target.accepted
+        first = target.accepted - self._gone
         target.unhold(len(self.items))
-        self._entrance().tail.extend(self.items)
-        if self.ranges:
-            target.order()
-        for each in self.ranges:
-            each.wait.watch(target, base + each.start, base + each.end)
-            each.reach()
+        entrance = self._entrance()
         if self.items:
-            target.announce()
-        else:
-            target.rearm()
+            target.put_in(self.items, entrance if isinstance(entrance, Lane) else None)
+        if self.ranges is not None:
+            target.order()
+            for each in self.ranges.take_all():
+                target.watch_moved(each, first + max(each.start, self._gone), first + each.end)
         self._on_arrival(self)
 
     def fail_waits(self, error: BaseException) -> None:
         """Nothing here will arrive: tell those who wait for it."""
-        ranges, self.ranges = self.ranges, []
-        for each in ranges:
-            each.wait.fail(self.items[each.start : each.end], error)
-            each.reach()
+        ranges, self.ranges = self.ranges, None
+        if ranges is not None:
+            ranges.fail_from(list(self.items), self._gone, error)
+            for each in ranges.take_all():
+                each.reach()
 
     def drop(self) -> list[T]:
         """Remove everything, and tell nobody: the loop of those who wait has ended."""
-        items, self.items = self.items, []
+        items = list(self.items)
+        self.items.clear()
         self.target.skip_held(len(items))
         return items
 
-    def _hold(self, items: Iterable[T]) -> int:
-        before = len(self.items)
+    def receive(self, item: T) -> None:
+        """Take an item in whose place the target holds already."""
+        self.items.append(item)
+
+    def _hold(self, items: Collection[T]) -> None:
         self.items.extend(items)
-        count = len(self.items) - before
-        self.target.hold_for_migration(count)
-        return count
+        self.target.hold_for_migration(len(items))

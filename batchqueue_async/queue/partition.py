@@ -19,7 +19,9 @@ What belongs together, between any two calls:
   waits: so no producer passes another.
 - The items with numbers from `removed` on are inside. Those from `flight_start` on, `in_flight` of them, are with the
   drain task. Everything below `finished` has an outcome.
-- `ranges` are in the order of their ends. `waiters` is None when nobody waits and nothing is reserved.
+- `waiters` is None when nobody waits for a place and nothing is reserved, `ranges` when nobody waits for an outcome.
+- A lane whose type has been quiet is asleep: it is empty, has no fast slots, and is not in `lanes`. So what a round
+  costs goes by the types that come in, not by those that ever came.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async.errors import ItemDroppedError
+from batchqueue_async.queue.completion import RangeQueue
 from batchqueue_async.queue.waiters import Waiter, WaiterQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from batchqueue_async.queue.completion import CompletionWait, SequenceRange
     from batchqueue_async.queue.drain import DrainTask
@@ -44,23 +47,32 @@ T = TypeVar("T")
 
 NO_SLOTS = repeat(None, 0)
 
+QUIET_LANES = 8
+"""Lanes that may be awake in vain, next to two for each that had items: beyond, those without items go to sleep."""
+
 
 class Lane(Generic[T]):
     """The items of one type in a partition: kept by type as they come, they need not be sorted as they go."""
 
-    __slots__ = ("fast_slots", "kind", "partition", "tail")
+    __slots__ = ("asleep", "fast_slots", "kind", "partition", "tail")
 
     def __init__(self, kind: type, partition: Partition[T]) -> None:
         self.kind = kind
         self.partition = partition
         self.tail: list[T] = []
-        self.fast_slots = partition.fast_slots
+        self.fast_slots = NO_SLOTS
+        self.asleep = True
 
     def offer(self, item: T) -> bool:
         """Take an item in if the partition has a free place and nobody waits for it."""
+        if self.asleep:
+            self.partition.wake_lane(self)
+            for _ in self.fast_slots:
+                self.tail.append(item)
+                return True
         return self.partition.offer(item, self)
 
-    def fill(self, waiter: Waiter, items: Iterable[T]) -> None:
+    def fill(self, waiter: Waiter, items: Collection[T]) -> None:
         """Put items into the places that were reserved for the waiter."""
         self.partition.fill(waiter, items, self)
 
@@ -85,6 +97,8 @@ class Partition(Generic[T]):
     """
 
     __slots__ = (
+        "_armed",
+        "_in_lanes",
         "_position",
         "_sealed",
         "_sealed_count",
@@ -117,8 +131,11 @@ class Partition(Generic[T]):
         self.index = index
         # -- what is inside
         self.tail: list[T] = []
-        self.lanes: list[Lane[T]] | None = None
-        """Where items are kept by type instead of in `tail`."""
+        self.lanes: dict[Lane[T], None] | None = None
+        """Where items are kept by type instead of in `tail`: the lanes that are awake."""
+        # How many items are in lanes: so many, and as many as were put into fast slots since.
+        self._in_lanes: int = 0
+        self._armed: int = 0
         # Items stand in the order of their numbers once they are sealed: in runs, from `_position` on in the first.
         self._sealed: deque[tuple[type | None, list[Any]]] | None = None
         self._sealed_count: int = 0
@@ -149,7 +166,7 @@ class Partition(Generic[T]):
         """No item inside is older than this."""
         self.marks: list[tuple[int, float]] | None = None
         # -- who has to know what is finished
-        self.ranges: list[SequenceRange] | None = None
+        self.ranges: RangeQueue | None = None
         self.arriving: list[Migration[T]] | None = None
         """What moves here; `held` counts its items."""
         self.leaving: list[Migration[T]] | None = None
@@ -161,8 +178,8 @@ class Partition(Generic[T]):
     def qsize(self) -> int:
         """How many items wait inside."""
         count = self._sealed_count + len(self.tail)
-        for lane in self.lanes or ():
-            count += len(lane.tail)
+        if self.lanes is not None:
+            count += self._in_lanes + self._armed - self.fast_slots.__length_hint__()
         return count
 
     def items(self) -> list[T]:
@@ -185,6 +202,11 @@ class Partition(Generic[T]):
         return self.flight_start if self.in_flight else self.removed
 
     @property
+    def idle(self) -> bool:
+        """Whether everything that ever came in is finished."""
+        return not self.in_flight and not self.qsize()
+
+    @property
     def partition(self) -> Partition[T]:
         """Where a producer waits for room: here; for a type that is moving, at its new partition."""
         return self
@@ -192,13 +214,29 @@ class Partition(Generic[T]):
     def lane(self, kind: type) -> Lane[T]:
         """Keep the items of a type by themselves from now on."""
         lane = Lane(kind, self)
-        self.lanes = [*(self.lanes or ()), lane]
+        if self.lanes is None:
+            self.lanes = {}
+            self._armed = self.fast_slots.__length_hint__()
+        self.wake_lane(lane)
         return lane
 
-    def close_lane(self, kind: type) -> None:
+    def wake_lane(self, lane: Lane[T]) -> None:
+        """Let items come into a lane again."""
+        if self.lanes is not None:
+            self.lanes[lane] = None
+            lane.asleep = False
+            lane.fast_slots = self.fast_slots
+
+    def close_lane(self, lane: Lane[T]) -> None:
         """The items of a type come in elsewhere from now on."""
         self.seal()
-        self.lanes = [lane for lane in self.lanes or () if lane.kind is not kind]
+        self._put_to_sleep(lane)
+
+    def _put_to_sleep(self, lane: Lane[T]) -> None:
+        if self.lanes is not None and not lane.asleep:
+            del self.lanes[lane]
+            lane.asleep = True
+            lane.fast_slots = NO_SLOTS
 
     def order(self) -> None:
         """Let what comes in later come after what is inside, whatever its type."""
@@ -221,10 +259,18 @@ class Partition(Generic[T]):
         if self.tail:
             runs.append((None, self.tail))
             self.tail = []
-        for lane in self.lanes or ():
-            if lane.tail:
-                runs.append((lane.kind, lane.tail))
-                lane.tail = []
+        lanes = self.lanes
+        if lanes is not None:
+            self._in_lanes = 0
+            self._armed = self.fast_slots.__length_hint__()
+            for lane in lanes:
+                if lane.tail:
+                    runs.append((lane.kind, lane.tail))
+                    lane.tail = []
+            if len(lanes) > QUIET_LANES + 3 * len(runs):
+                busy = {id(kind) for kind, _ in runs}
+                for lane in [lane for lane in lanes if id(lane.kind) not in busy]:
+                    self._put_to_sleep(lane)
         return runs
 
     def _all_sealed(self) -> list[tuple[type | None, list[T]]]:
@@ -292,9 +338,12 @@ class Partition(Generic[T]):
         self._set_fast_slots(repeat(None, max(0, room)))
 
     def _set_fast_slots(self, slots: repeat[None]) -> None:
+        if self.lanes is not None and slots is not self.fast_slots:
+            self._in_lanes += self._armed - self.fast_slots.__length_hint__()
+            self._armed = slots.__length_hint__()
+            for lane in self.lanes:
+                lane.fast_slots = slots  # one countdown for all of them
         self.fast_slots = slots
-        for lane in self.lanes or ():
-            lane.fast_slots = slots  # one countdown for all of them
 
     def hold(self, count: int) -> None:
         """Keep free places for items that come from elsewhere: the inbox's, or those of types that move here."""
@@ -308,16 +357,18 @@ class Partition(Generic[T]):
 
     def offer(self, item: T, into: Lane[T] | None = None) -> bool:
         """Take an item in if there is a free place and nobody waits for it."""
-        tail = self.tail if into is None else into.tail
         if self.closed or self.waiters is not None:
             return False
         if self.listed or self.on_ready is None or self.held >= self.capacity:
             if not self.make_room(1):
                 return False
-            tail.append(item)
-            self.announce()
+            self.put_in((item,), into)
             return True
-        tail.append(item)
+        if into is None:
+            self.tail.append(item)
+        else:
+            into.tail.append(item)
+            self._in_lanes += 1
         # The usual case of `announce`, written out: the first item into an empty partition.
         self.listed = True
         self.since = self.on_ready(self)
@@ -331,9 +382,35 @@ class Partition(Generic[T]):
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
         if self.closed or self.waiters is not None or not self.make_room(len(items)):
             return False
-        (self.tail if into is None else into.tail).extend(items)
-        self.announce()
+        self.put_in(items, into)
         return True
+
+    def put_in(self, items: Collection[T], into: Lane[T] | None = None) -> None:
+        """Put items into places that are free for them already."""
+        if into is None:
+            self.tail.extend(items)
+        else:
+            if into.asleep:
+                self.wake_lane(into)
+            into.tail.extend(items)
+            self._in_lanes += len(items)
+        self.announce()
+
+    def adopt(self, parts: Iterable[tuple[Lane[T] | None, list[T]]]) -> None:
+        """Put lists of items into places that are held for them; the lists are the partition's own from now on."""
+        for into, items in parts:
+            self.held -= len(items)
+            if into is not None:
+                if into.asleep:
+                    self.wake_lane(into)
+                self._in_lanes += len(items)
+            place = into or self
+            if place.tail:
+                place.tail.extend(items)
+            else:
+                # Handed over whole: to copy it would touch each item, from another core than put it in.
+                place.tail = items
+        self.announce()
 
     def announce(self) -> None:
         """Tell whoever takes out that there are items, and reopen the fast path as far as it may go."""
@@ -416,13 +493,10 @@ class Partition(Generic[T]):
         waiter.want = want
         partition.join(waiter)
 
-    def fill(self, waiter: Waiter, items: Iterable[T], into: Lane[T] | None = None) -> None:
+    def fill(self, waiter: Waiter, items: Collection[T], into: Lane[T] | None = None) -> None:
         """Put items into the places that were reserved for the waiter."""
-        tail = self.tail if into is None else into.tail
-        before = len(tail)
-        tail.extend(items)
-        self.use_reserved(waiter, len(tail) - before)
-        self.announce()
+        self.use_reserved(waiter, len(items))
+        self.put_in(items, into)
 
     def everyone_waiting(self) -> list[Waiter]:
         """All waiters in order, those with reservations first."""
@@ -503,41 +577,61 @@ class Partition(Generic[T]):
     def watch(self, wait: CompletionWait, count: int) -> None:
         """Let a caller wait for the last `count` items, put in right after `order`."""
         self.order()
-        wait.watch(self, self.accepted - count, self.accepted)
+        end = self.accepted
+        if count and end > self.finished:
+            self._watch(wait, end - count, end)
 
-    def forget(self, range_: SequenceRange) -> None:
-        """Nobody waits for the range any more."""
-        if self.ranges:
-            self.ranges = [each for each in self.ranges if each is not range_] or None
+    def fence(self, wait: CompletionWait) -> None:
+        """Let a caller wait until everything that came in so far is finished."""
+        self.order()
+        end = self.accepted
+        if end > self.finished:
+            self._watch(wait, end, end)
+
+    def watch_moved(self, moved: SequenceRange, start: int, end: int) -> None:
+        """Let whoever waits for a range of a migration wait for the numbers that its items have here."""
+        if end > self.finished:
+            self._watch(moved.wait, start, end)
+        moved.reach()
+
+    def _watch(self, wait: CompletionWait, start: int, end: int) -> None:
+        if self.ranges is None:
+            self.ranges = RangeQueue()
+        self.ranges.watch(wait, self, start, end)
+
+    def forget_range(self) -> None:
+        """Nobody waits for one of its ranges any more."""
+        if self.ranges is not None:
+            self.ranges.forget_one()
+            self._drop_empty_ranges()
 
     def fail_item(self, number: int, item: T, error: BaseException) -> None:
-        """Tell those who wait for an item that it was not handled."""
-        for each in self.ranges or ():
-            if each.start <= number < each.end:
-                each.wait.fail((item,), error)
+        """Tell whoever waits for an item that it was not handled."""
+        if self.ranges is not None:
+            self.ranges.fail(number, item, error)
 
     def fail_waiting(self, error: BaseException) -> None:
         """Tell those who wait for items inside that these will not be handled."""
-        items, start = self.items(), self.removed
-        for each in self.ranges or ():
-            each.wait.fail(items[max(0, each.start - start) : max(0, each.end - start)], error)
+        if self.ranges is not None:
+            self.ranges.fail_from(self.items(), self.removed, error)
 
     def end_waits(self) -> None:
         """Let nobody wait for an outcome any more."""
         ranges, self.ranges = self.ranges, None
-        for each in ranges or ():
+        for each in () if ranges is None else ranges.take_all():
             each.reach()
 
     def settle(self) -> None:
         """Some items are finished: tell those who wait for them, and let go those who move away."""
-        if self.ranges:
-            finished = self.finished
-            reached = [each for each in self.ranges if each.end <= finished]
-            self.ranges = [each for each in self.ranges if each.end > finished] or None
-            for each in reached:
-                each.reach()
+        if self.ranges is not None:
+            self.ranges.settle(self.finished)
+            self._drop_empty_ranges()
         for migration in tuple(self.leaving or ()):
             migration.try_to_arrive()
+
+    def _drop_empty_ranges(self) -> None:
+        if self.ranges is not None and self.ranges.empty:
+            self.ranges = None
 
     # -- moving types and keys -----------------------------------------------------------------------------------
 
@@ -572,6 +666,11 @@ class Partition(Generic[T]):
             self.rearm()
         else:
             self.announce()  # what is held may make it full: then it must not linger
+
+    def pass_held(self, other: Partition[T]) -> None:
+        """Let another partition hold a place in this one's stead, even beyond its bound."""
+        self.held -= 1
+        other.held += 1
 
     def skip_held(self, count: int) -> None:
         """Items that were held for count as if they had come in and gone."""

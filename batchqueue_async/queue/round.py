@@ -103,7 +103,7 @@ class Round(Generic[T]):
     @property
     def is_awaited(self) -> bool:
         """Whether somebody waits for the outcome of some of its items."""
-        return any(partition.ranges for partition, _, _ in self.chunks)
+        return any(partition.ranges is not None for partition, _, _ in self.chunks)
 
     def _numbered(self) -> Iterable[tuple[Partition[T], int, T]]:
         """Every item with its partition and its sequence number there."""

@@ -37,6 +37,7 @@ class PartitionRouter(Generic[T]):
         by_type: under `type_hash`, the route of each type met so far; producers read it directly. None otherwise.
         only: the single partition of a queue that can't grow, else None.
         migrations: what is moving.
+        epoch: how often routes have changed; what was a route in one epoch may be none in the next.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class PartitionRouter(Generic[T]):
         typed = self.only is None and type(selector) is TypeHash
         self.by_type: dict[type, Route[T]] | None = {} if typed else None
         self._lanes = lanes
-        self.migrations: list[Migration[T]] = []
+        self.migrations: dict[Migration[T], None] = {}
+        self.epoch = 0
         self.on_settled: Callable[[], None] = _nothing
         self.on_rerouted: Callable[[], None] = _nothing
         # A selector that is not type_hash is asked for an index below `_width`. While it moves to more partitions,
@@ -84,14 +86,33 @@ class PartitionRouter(Generic[T]):
     def grow(self, new: list[Partition[T]]) -> None:
         """Add partitions, and start to move what belongs to them."""
         self.partitions.extend(new)
+        self.epoch += 1
         if self.by_type is not None:
-            for kind in list(self.by_type):
-                self._move_type(kind)
+            for kind, route in list(self.by_type.items()):
+                if isinstance(route, Migration):
+                    continue  # one on its way is looked at again when it arrives
+                if route.partition.idle:
+                    self._forget(kind, route)  # its next item finds its home, whichever that is by then
+                else:
+                    self._move_type(kind)
             self._lead_waiters()
         elif isinstance(self.selector, RoundRobin):
             self._width = len(self.partitions)  # no order to keep
         elif not self._fences:
             self._move_all()
+
+    def forget_types(self, unused: Callable[[type], bool]) -> None:
+        """Let go of the types that nobody has a handler for any more, unless something of them is under way."""
+        if self.by_type is not None:
+            for kind, route in list(self.by_type.items()):
+                if not isinstance(route, Migration) and route.partition.idle and unused(kind):
+                    self._forget(kind, route)
+
+    def _forget(self, kind: type, route: Partition[T] | Lane[T]) -> None:
+        if self.by_type is not None:
+            del self.by_type[kind]
+        if isinstance(route, Lane):
+            route.partition.close_lane(route)
 
     def _lead_waiters(self) -> None:
         """Let every waiting producer wait where its item belongs now, in the order in which they came.
@@ -132,19 +153,20 @@ class PartitionRouter(Generic[T]):
         old, home = self.by_type[kind], self._home(kind)
         if isinstance(old, Migration) or old.partition is home:
             return  # one on its way is looked at again when it arrives
-        if self._lanes:
-            old.partition.close_lane(kind)
-        if old.partition.finished == old.partition.accepted:
+        if isinstance(old, Lane):
+            old.partition.close_lane(old)
+        if old.partition.idle:
             self._settle_type(kind, home)
             return
         migration = Migration(
             old.partition, home, partial(self._settle_type, kind, home), partial(self._type_arrived, kind)
         )
-        self.migrations.append(migration)
+        self.migrations[migration] = None
         self.by_type[kind] = migration
 
     def _type_arrived(self, kind: type, migration: Migration[T]) -> None:
-        self.migrations.remove(migration)
+        self.epoch += 1
+        del self.migrations[migration]
         self._move_type(kind)
         self.on_rerouted()
         self._lead_waiters()  # it may move on: the queue may have grown again meanwhile
@@ -180,7 +202,7 @@ class PartitionRouter(Generic[T]):
         old = self.partitions[: self._width]
         wait = CompletionWait()
         for partition in old:
-            wait.watch(partition, 0, partition.accepted)
+            partition.fence(wait)
         wait.seal()
         if wait.future.done():
             self._width = len(self.partitions)
@@ -191,6 +213,7 @@ class PartitionRouter(Generic[T]):
         self._lead_waiters()
 
     def _all_moved(self, _: asyncio.Future[None]) -> None:
+        self.epoch += 1
         self._width = self._next_width
         self._fences = []
         if len(self.partitions) > self._width:
@@ -210,14 +233,15 @@ class PartitionRouter(Generic[T]):
         if old.finished >= self._fences[index]:
             return new
         migration = Migration(old, new, lambda: new, partial(self._pair_arrived, pair))
-        migration.fence = self._fences[index]
+        migration.clear_at = self._fences[index]
         self._pairs[pair] = migration
-        self.migrations.append(migration)
+        self.migrations[migration] = None
         return migration
 
     def _pair_arrived(self, pair: tuple[int, int], migration: Migration[T]) -> None:
+        self.epoch += 1
         del self._pairs[pair]
-        self.migrations.remove(migration)
+        del self.migrations[migration]
         self._tell_settled()
 
     def _tell_settled(self) -> None:

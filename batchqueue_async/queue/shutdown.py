@@ -137,7 +137,7 @@ class Shutdown(Generic[T]):
         left: list[T] = []
         error = QueueClosedError(f"queue {self.name!r} was shut down before it could handle the item")
         while self.router.migrations:
-            self.router.migrations[0].arrive()
+            next(iter(self.router.migrations)).arrive()
         for drain in self.drains:
             drain.fail_unfinished(error)
             left += drain.give_up()

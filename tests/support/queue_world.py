@@ -325,7 +325,7 @@ class World:
     def _check_moves(self) -> None:
         router = self.parts._router
         for migration in router.migrations:
-            self.expect(migration.fence > migration.source.finished, "a move waits although its way is clear")
+            self.expect(migration.clear_at > migration.source.finished, "a move waits although its way is clear")
             self.expect(migration in (migration.source.leaving or ()), "a move that its source does not know")
         for partition in router.partitions:
             for each in partition.leaving or ():
