@@ -53,6 +53,9 @@ async def test_a_snapshot_of_every_field():
         "batch_sizes": dataclasses.asdict(bq.Distribution(2, 2.0, 2.0, 2.0, 2.0, 2.0)),
         "queue_latency": dataclasses.asdict(stats.queue_latency),
         "loop_lag": stats.loop_lag,
+        "handlers": (dataclasses.asdict(bq.HandlerStats("consumer", calls=0, items=0, failed=0, seconds=0.0)),),
+        "last_error": None,
+        "age": 0.0,
     }
     assert stats.queue_latency.count == 2
     assert stats.queue_latency.max == 0.0
