@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "queue": _CORE,
     "runtime": (*_CORE, "queue"),
     "bridge": (*_CORE, "queue", "runtime"),
+    # The frame is named for a type alone.
     "leases": (*_BASE, "durable.state"),
     "durable.disk": (*_BASE, "durable", "durable.state", "leases"),
     "durable.state": (*_BASE, "durable", "durable.disk", "durable.write", "leases"),

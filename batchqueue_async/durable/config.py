@@ -28,7 +28,7 @@ from batchqueue_async._support.checks import (
     settle,
 )
 from batchqueue_async.durable.disk import compression as codecs
-from batchqueue_async.durable.disk.format import DATA_START, FOOTER, MAX_FRAME, frame_size
+from batchqueue_async.durable.disk.format import DATA_START, FOOTER, MAX_PUT
 from batchqueue_async.durable.state.frame import ALWAYS, INTERVAL, OS
 from batchqueue_async.policies import OVERFLOWS, Overflow
 
@@ -78,6 +78,11 @@ class DurableConfig:
             leased record), `drop_newest` (the put itself: it returns -1, or an empty range).
         block_timeout: seconds that `block` waits before it raises DiskFullError; None waits.
         lease_timeout: seconds after which an unsettled lease ends and its records are delivered again.
+        max_attempts: a record that was leased this many times and comes back goes to the dead letters; None never
+            gives up. Attempts are on the disk before a lease is given out, so those count that end with the process.
+        lock_timeout: seconds to wait for another owner of the directory at the opening.
+        dead_letter_bytes: the most that dead letters take; the oldest are dropped. None: as much as there are.
+        dead_letter_age: seconds after which a dead letter is dropped; None keeps it.
 
     Example:
         >>> DurableConfig(max_bytes=1 << 30, overflow="drop_oldest").durability
@@ -103,6 +108,10 @@ class DurableConfig:
     overflow: Overflow = "block"
     block_timeout: OptionalDuration = default(None)
     lease_timeout: Duration = default(300.0)
+    max_attempts: int | None = None
+    lock_timeout: Duration = default(0.0)
+    dead_letter_bytes: OptionalSize = default(None)
+    dead_letter_age: OptionalDuration = default(None)
 
     def __post_init__(self) -> None:
         settle(self, _RULES)
@@ -110,8 +119,8 @@ class DurableConfig:
         if check.sound("order", "key") and (self.order == "key") != (self.key is not None):
             rule = f"does not go with order={self.order!r}"
             check.fault("key", rule, "give a function with order='key' alone", besides=("order",))
-        if check.sound("max_record") and frame_size(1, self.max_record) > MAX_FRAME:
-            check.fault("max_record", f"does not fit the largest frame, {MAX_FRAME} bytes", "store a reference")
+        if check.sound("max_record") and self.max_record > MAX_PUT:
+            check.fault("max_record", f"is above {MAX_PUT}, the largest put", "store a reference")
         check.finish()
         codecs.require(self.compression)
 
@@ -181,4 +190,8 @@ _RULES: dict[str, Rule] = {
     "overflow": Choice(words=OVERFLOWS),
     "block_timeout": Seconds(above=False, optional=True),
     "lease_timeout": Seconds(),
+    "max_attempts": Whole(optional=True),
+    "lock_timeout": Seconds(above=False),
+    "dead_letter_bytes": Bytes(least=LEAST_BYTES, optional=True),
+    "dead_letter_age": Seconds(optional=True),
 }

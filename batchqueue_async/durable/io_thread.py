@@ -23,7 +23,11 @@ class Runner(Protocol):
         ...
 
     def stop(self) -> None:
-        """Run what was submitted, then end; returns when it has ended."""
+        """Run what was submitted, then end; doesn't wait for that."""
+        ...
+
+    def join(self) -> None:
+        """Wait until it has ended: for another thread than the loop's."""
         ...
 
 
@@ -50,6 +54,9 @@ class Worker:
     def stop(self) -> None:
         """End the thread after the calls that it has."""
         self._calls.put(None)
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
         self._thread.join()
 
     def _work(self) -> None:

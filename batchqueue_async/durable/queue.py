@@ -1,27 +1,48 @@
-"""The durable queue: a thin shell over `state`, with `pump` towards the disk and `leasing` towards consumers."""
+"""The durable queue: from new to open to closed, and the calls of producers and consumers.
+
+A thin shell over `state`, with `pump` towards the disk and `leasing` towards consumers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
+import weakref
 from asyncio import get_running_loop
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
+from batchqueue_async._support import log
 from batchqueue_async.durable.config import RANKS, Durability, DurableConfig
-from batchqueue_async.durable.disk import recovery
+from batchqueue_async.durable.disk import compression, recovery
 from batchqueue_async.durable.disk.files import Files, OsFiles
-from batchqueue_async.durable.disk.format import MAX_FRAME, MAX_RECORDS, frame_size
+from batchqueue_async.durable.disk.format import MAX_FRAME, MAX_PUT, MAX_RECORDS, frame_size
 from batchqueue_async.durable.io_thread import Runner, Worker
-from batchqueue_async.durable.lifetime import Lifetime
+from batchqueue_async.durable.read.graveyard import Graveyard
+from batchqueue_async.durable.read.leasing import Leasing
+from batchqueue_async.durable.read.loader import Loader
+from batchqueue_async.durable.state.admission import Admission
+from batchqueue_async.durable.state.queue_state import QueueState
 from batchqueue_async.durable.stats import DurableStats, snapshot
-from batchqueue_async.durable.write.pump import DROPPED
-from batchqueue_async.errors import ConfigError, RecordTooLargeError
+from batchqueue_async.durable.write.pending import Pending
+from batchqueue_async.durable.write.pump import DROPPED, Pump
+from batchqueue_async.durable.write.writer import Writer
+from batchqueue_async.errors import (
+    ConfigError,
+    DurableQueueError,
+    ForkedError,
+    LockedError,
+    QueueClosedError,
+    RecordTooLargeError,
+    WrongLoopError,
+)
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from batchqueue_async.durable.dead_letters import DeadLetter
     from batchqueue_async.durable.disk.recovery import RecoveryReport
@@ -31,9 +52,15 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _LEASE_RECORDS = 1_000
 _LEASE_BYTES = 16 << 20
 _DEAD_LETTERS = 500
+# A segment takes at most this part of what the file system has for the queue: a full disk is freed segment by segment.
+_DISK_SHARE = 16
+_LEAST_SEGMENT = 16 << 10
+_LOCK_PAUSE = 0.05
+
+_open_queues: weakref.WeakSet[DurableQueue] = weakref.WeakSet()
 
 
-class DurableQueue(Lifetime):
+class DurableQueue:
     """A queue on disk: what `put` has confirmed is delivered at least once, through crashes and restarts.
 
     Made with `open`, as an async context manager or with `await`. It belongs to the event loop that opened it, and to
@@ -86,6 +113,286 @@ class DurableQueue(Lifetime):
             place /= name
         return cls(place, config or DurableConfig(), files or OsFiles(), wall_clock, runner)
 
+    # Opening and closing
+
+    def __init__(
+        self, path: Path, config: DurableConfig, files: Files, wall: Callable[[], int], runner: Callable[..., Runner]
+    ) -> None:
+        self.path = path
+        self.config = config
+        self._files = files
+        self._wall = wall
+        self._make_runner = runner
+        self._phase = "new"
+        # The loop while the queue is open: one comparison tells every call that it may go on.
+        self._open_loop: asyncio.AbstractEventLoop | None = None
+        self._lock: int | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._gone: asyncio.Future[None] | None = None
+        self._most_bytes = MAX_PUT
+        self._closers: list[Callable[[], None]] = []
+        self._recovery: RecoveryReport
+
+    def __repr__(self) -> str:
+        return f"DurableQueue({str(self.path)!r}, {self._phase})"
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Self:
+        """Lock, recover, and start the I/O threads."""
+        if self._phase != "new":
+            raise DurableQueueError(f"durable queue {self.path}: {self._phase} already; call DurableQueue.open again")
+        self._phase = "opening"
+        self._loop = asyncio.get_running_loop()
+        self._writing = self._make_runner(self._loop, f"batchqueue-write-{self.path.name}")
+        self._reading = self._make_runner(self._loop, f"batchqueue-read-{self.path.name}")
+        _open_queues.add(self)
+        boot = self._loop.create_task(self._boot())
+        try:
+            await asyncio.shield(boot)
+        except asyncio.CancelledError:
+            # The thread can't be stopped in the middle: it ends what it does, and the lock is given back then.
+            if boot.done():
+                self._undo_boot(boot)
+            else:
+                boot.add_done_callback(self._undo_boot)
+            raise
+        except BaseException as error:
+            await self._release()
+            if isinstance(error, OSError):
+                raise DurableQueueError(f"durable queue {self.path}: can't be opened: {error}") from error
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _boot(self) -> None:
+        start, wall = self._loop.time(), self._wall()
+        survey, self._lock, free = await self._call(self._writing, self._prepare)
+        self._tell(survey.report)
+        self._recovery = replace(survey.report, elapsed=self._loop.time() - start)
+        # The wall clock is asked once. From here on time is the loop's, so a clock that jumps expires nothing.
+        self._origin_ns = wall - int(start * 1e9)
+        config = self.config
+        pending = Pending(
+            clock=self._now_ns, deadline=self._deadline, future=self._loop.create_future, buffer=config.write_buffer
+        )
+        self._state = state = QueueState(config, survey, pending)
+        state.free_bytes = free
+        writer = Writer(
+            self._files,
+            self.path,
+            queue_id=survey.queue_id,
+            number=survey.next_number,
+            codec=compression.require(config.compression),
+            segment_bytes=_segment_bytes(config.rotate_bytes, free, survey.report.disk_bytes),
+            buffer=config.write_buffer,
+            watch_free=config.min_free_bytes > 0,
+        )
+        dead_bytes = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
+        self._graveyard = Graveyard(self._open_dead, self.put_many, clock=self._now_ns)
+        state.count_dead_letters(dead_bytes, self._graveyard.disk_bytes)
+        self._loader = Loader(self._files, self.path)
+        self._leasing = leasing = Leasing(
+            state,
+            self._loader,
+            self._reading,
+            files=self._files,
+            path=self.path,
+            clock=self._now_ns,
+            pump=lambda: self._pump,
+            bury=self._graveyard.bury,
+        )
+        self._pump = Pump(
+            state,
+            writer,
+            self._writing,
+            path=self.path,
+            clock=self._now_ns,
+            on_ready=leasing.serve,
+            on_deleted=self._forget_files,
+        )
+        self._admission = Admission(state, self._pump, self.path)
+        self._closers = [writer.close, self._loader.close]
+        state.outstanding = leasing.outstanding  # type: ignore[method-assign]  # the leases live in the shell
+        self._limit = max(1, min(config.max_record, self._most_bytes - frame_size(1, 0)))
+        self._rank = RANKS[config.durability]
+        self._phase = "open"
+        self._open_loop = self._loop
+        if state.touched or state.emptied:
+            self._pump.touch()
+
+    def _prepare(self) -> tuple[recovery.Survey, int, int | None]:
+        self._files.make_directory(self.path)
+        lock = self._lock_directory()
+        try:
+            survey = recovery.repair(recovery.Surveyor(self._files, self.path).survey(), self._files, self.path)
+            free = None
+            with suppress(OSError):
+                free = self._files.free_bytes(self.path)
+        except BaseException:
+            self._files.close(lock)
+            raise
+        return survey, lock, free
+
+    def _lock_directory(self) -> int:
+        """In the thread: with `lock_timeout`, as long as that another owner is waited for."""
+        until = time.monotonic() + self.config.lock_timeout
+        while True:
+            try:
+                return self._files.lock(self.path / recovery.LOCK)
+            except LockedError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_LOCK_PAUSE)
+
+    def _tell(self, report: recovery.RecoveryReport) -> None:
+        """A log line for everything that opening has repaired, set aside or left alone."""
+        path = str(self.path)
+        for words in report.repairs:
+            if not words.startswith("write queue.id") or report.segments:
+                log.info("durable_repaired", path=path, repair=words)
+        for words in report.failed_repairs:
+            log.error("durable_repair_failed", path=path, repair=words)
+        for name in report.quarantined:
+            log.error("durable_quarantined", path=path, name=name)
+        for name in report.strays:
+            log.warning("durable_stray_file", path=path, name=name)
+        for name in report.unreadable:
+            log.error("durable_segment_unreadable", path=path, name=name)
+        if report.damaged_records or report.torn_records:
+            log.error("durable_records_damaged", path=path, records=report.damaged_records, torn=report.torn_records)
+
+    def _undo_boot(self, boot: asyncio.Task[None]) -> None:
+        if not boot.cancelled() and boot.exception() is None:
+            self._leasing.close()
+        self._let_go()
+
+    def _let_go(self) -> asyncio.Future[None]:
+        """Close every file and give the directory back: in the threads, after what they are at, without a wait here."""
+        if self._gone is not None:
+            return self._gone
+        gone = self._gone = self._loop.create_future()
+        self._phase = "closed"
+        self._open_loop = None
+        _open_queues.discard(self)
+        lock, self._lock = self._lock, None
+        closers, self._closers = self._closers, []
+
+        def finish() -> None:
+            self._reading.join()
+            for close in closers:
+                close()
+            if lock is not None:
+                self._files.close(lock)
+
+        def done(_result: object, error: BaseException | None) -> None:
+            if error is not None:
+                log.warning("durable_close_failed", path=str(self.path), error=repr(error))
+            if not gone.done():
+                gone.set_result(None)
+
+        self._reading.stop()
+        self._writing.submit(finish, done=done)
+        self._writing.stop()
+        return gone
+
+    async def _release(self) -> None:
+        """`_let_go`, and wait for it."""
+        await asyncio.shield(self._let_go())
+        # It has nothing left to do but to end.
+        self._writing.join()
+
+    async def _call(self, runner: Runner, call: Callable[..., Any], *arguments: Any) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        runner.submit(call, *arguments, done=done)
+        return await future
+
+    def _deadline(self) -> float | None:
+        timeout = self.config.block_timeout
+        return None if timeout is None else self._loop.time() + timeout
+
+    def _now_ns(self) -> int:
+        return self._origin_ns + int(self._loop.time() * 1e9)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue is closed, or closing."""
+        return self._phase != "open"
+
+    async def close(self) -> None:
+        """Write what was accepted, seal the active segment, and let go of the directory.
+
+        Puts that wait for room and leases that wait for records get QueueClosedError. What is not acknowledged stays.
+        """
+        if self._phase in ("new", "forked"):
+            self._phase = "closed" if self._phase == "new" else self._phase
+            return
+        if self._closing is None:
+            if self._phase != "open":
+                if self._gone is not None:
+                    await asyncio.shield(self._gone)
+                return
+            self._phase = "closed"
+            self._open_loop = None
+            self._closing = self._loop.create_task(self._shut())
+            self._closing.add_done_callback(self._shut_ended)
+        try:
+            # A cancelled close goes on in the background: half closed is no state to leave a queue in.
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._closing.cancelled() or task is None or task.cancelling():
+                raise
+            # Not this caller was cancelled but, with all tasks of the loop, the closing: the files are let go even so.
+            await asyncio.shield(self._let_go())
+
+    async def _shut(self) -> None:
+        self._leasing.close()
+        self._admission.close()
+        try:
+            await self._graveyard.close()
+            await self._pump.drain()
+        finally:
+            await self._release()
+
+    def _shut_ended(self, closing: asyncio.Task[None]) -> None:
+        if closing.cancelled():
+            # Perhaps before it had begun: the directory is given back in any case, and nobody waits any longer.
+            self._leasing.close()
+            self._admission.close()
+            self._pump.abandon()
+            self._let_go()
+
+    def _forget_files(self, numbers: list[int]) -> None:
+        self._reading.submit(self._loader.forget, numbers, done=_nothing)
+
+    def _check(self) -> None:
+        if self._phase != "open":
+            if self._phase == "forked":
+                raise ForkedError(
+                    f"durable queue {self.path}: opened before a fork, and this is the child; its owner is the parent. "
+                    "Open another directory here, or close the queue before forking"
+                )
+            raise QueueClosedError(
+                f"durable queue {self.path}: {self._phase}, not open; use `async with DurableQueue.open(…)`"
+            )
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoopError(
+                f"durable queue {self.path}: called from another event loop than the one that opened it"
+            )
+
     # Putting
 
     async def put(self, payload: bytes, durability: Durability | None = None) -> int:
@@ -132,10 +439,10 @@ class DurableQueue(Lifetime):
         raw = sum(sizes)
         if max(sizes) > self._limit:
             raise self._too_large(max(sizes))
-        if frame_size(len(items), raw) > MAX_FRAME or len(items) > MAX_RECORDS:
+        if frame_size(len(items), raw) > self._most_bytes or len(items) > MAX_RECORDS:
             raise RecordTooLargeError(
                 f"durable queue {self.path}: put_many of {len(items)} records and {raw} bytes is more than one "
-                f"atomic frame of {MAX_FRAME} bytes holds; put them in several calls"
+                f"atomic put of {self._most_bytes} bytes holds; put them in several calls"
             )
         rank = self._rank if durability is None else self._rank_of(durability)
         if self._pump.guards and not await self._admission.admit(len(items), raw):
@@ -196,10 +503,35 @@ class DurableQueue(Lifetime):
         self._check()
         return await self._graveyard.requeue(seqs)
 
+    async def purge_dead_letters(self, seqs: Iterable[int] | None = None, *, before: float | None = None) -> int:
+        """Delete dead letters: all, those with these numbers, or those that died before this moment; how many.
+
+        Args:
+            seqs: their numbers among the dead letters.
+            before: seconds since 1970.
+        """
+        self._check()
+        return await self._graveyard.purge(seqs, before)
+
+    def hurry(self) -> None:
+        """Make every record ready now that waits for the delay of its `nack`."""
+        self._check()
+        self._leasing.hurry()
+
     def _open_dead(self) -> DurableQueue:
         self._check()
-        config = DurableConfig(max_record=MAX_FRAME // 2, compression=self.config.compression, overflow="reject")
-        return DurableQueue(self.path / recovery.DEAD, config, self._files, self._wall, self._make_runner)
+        config = self.config
+        kept = DurableConfig(
+            max_record=MAX_PUT,
+            compression=config.compression,
+            max_bytes=config.dead_letter_bytes,
+            max_age=config.dead_letter_age,
+            overflow="reject" if config.dead_letter_bytes is None else "drop_oldest",
+        )
+        dead = DurableQueue(self.path / recovery.DEAD, kept, self._files, self._wall, self._make_runner)
+        # A letter is a record and the words about it: whatever could be put can be buried.
+        dead._most_bytes = MAX_FRAME
+        return dead
 
     # The rest
 
@@ -228,7 +560,28 @@ class DurableQueue(Lifetime):
         return snapshot(self._state)
 
 
+def _segment_bytes(wanted: int, free: int | None, used: int) -> int:
+    """The size of segments, small beside what the file system has for the queue."""
+    return wanted if free is None else min(wanted, max(_LEAST_SEGMENT, (free + used) // _DISK_SHARE))
+
+
 def _as_bytes(payload: object) -> bytes:
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(cast("bytes", payload))
     raise ConfigError(f"DurableQueue: a payload is bytes, not {type(payload).__name__}; encode it first")
+
+
+def _nothing(_result: object, _error: BaseException | None) -> None:
+    """Closing descriptors of deleted files: nobody waits for it."""
+
+
+def _after_fork() -> None:
+    """In the child of a fork the threads are gone and the parent is still the owner."""
+    for queue in list(_open_queues):
+        queue._phase = "forked"
+        queue._open_loop = None
+        queue._lock = None  # its descriptor is closed where it was opened
+    _open_queues.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchqueue_async.durable.state.frame import Run
+from batchqueue_async.leases.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -18,7 +18,10 @@ class KeyGate:
         self._lookahead = lookahead
         self._busy: dict[Hashable, int] = {}
         self._held: dict[Hashable, list[Run]] = {}
+        # The keys of the records that are out, by their numbers: asked for once, and known when the payload is not.
+        self._keys: dict[int, Hashable] = {}
         self.held = 0
+        self.failures = 0
 
     @property
     def full(self) -> bool:
@@ -43,6 +46,7 @@ class KeyGate:
                     self.held += 1
                 else:
                     mine[key] = mine.get(key, 0) + 1
+                    self._keys[seq] = key
                     _join(admitted, one)
         self._busy.update(mine)
         return admitted
@@ -52,7 +56,7 @@ class KeyGate:
         freed: list[Run] = []
         for run in runs:
             for seq in range(run.seq, run.end):
-                key = self._of(run.part(seq, seq + 1))
+                key = self._keys.pop(seq)
                 self._busy[key] -= 1
                 if not self._busy[key]:
                     del self._busy[key]
@@ -61,9 +65,36 @@ class KeyGate:
                     freed += held
         return freed
 
+    def oldest_held(self) -> Run | None:
+        """The oldest record that waits for its key."""
+        return min((runs[0] for runs in self._held.values()), default=None, key=lambda run: run.seq)
+
+    def drop_held(self, wanted: Callable[[Run], bool]) -> list[Run]:
+        """Take out the held records that `wanted` says."""
+        dropped: list[Run] = []
+        for key, runs in list(self._held.items()):
+            gone = [run for run in runs if wanted(run)]
+            if not gone:
+                continue
+            dropped += gone
+            left = [run for run in runs if not wanted(run)]
+            if left:
+                self._held[key] = left
+            else:
+                del self._held[key]
+        self.held -= len(dropped)
+        return dropped
+
     def _of(self, one: Run) -> Hashable:
         payloads = one.frame.payloads or []
-        return self._key(payloads[one.low])
+        try:
+            key = self._key(payloads[one.low])
+            hash(key)
+        except Exception:  # noqa: BLE001 - the user's function; the record is as good as any, and so are its neighbours
+            # Those whose key can't be told are in order among each other.
+            self.failures += 1
+            return None
+        return key
 
 
 def _join(runs: list[Run], one: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from itertools import repeat
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -10,9 +11,9 @@ import msgspec
 from batchqueue_async.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from batchqueue_async.durable.state.frame import Run
+    from batchqueue_async.leases.run import Run
 
 _NS = 1e-9
 
@@ -79,7 +80,17 @@ class Lease:
         deadline: the loop's time at which it ends by itself.
     """
 
-    __slots__ = ("__weakref__", "_all", "_newest_first", "_owner", "_records", "_runs", "deadline")
+    __slots__ = (
+        "__weakref__",
+        "_all",
+        "_in_order",
+        "_newest_first",
+        "_owner",
+        "_records",
+        "_runs",
+        "_starts",
+        "deadline",
+    )
 
     def __init__(self, owner: Owner, runs: list[Run], deadline: float, *, newest_first: bool = False) -> None:
         self._owner = owner
@@ -87,6 +98,8 @@ class Lease:
         self._runs = runs
         self._newest_first = newest_first
         self._records: list[Record] | None = None
+        self._in_order: list[Run] = []
+        self._starts: list[int] | None = None
         self.deadline = deadline
 
     def __repr__(self) -> str:
@@ -120,6 +133,25 @@ class Lease:
                 made = list(map(Record, numbers, payloads, repeat(run.attempts), repeat(enqueued_at)))
                 self._records += reversed(made) if self._newest_first else made
         return self._records
+
+    @property
+    def blocks(self) -> Sequence[Run]:
+        """All of its records as runs, a part of one block each: for who takes them by the thousand."""
+        return self._all
+
+    @property
+    def unsettled_runs(self) -> Sequence[Run]:
+        """The runs that are still this lease's to settle."""
+        return self._runs
+
+    def forfeit(self) -> list[Run]:
+        """What is unsettled goes back to the lease's owner, who says so: its time is over, or nobody ever got it."""
+        runs, self._runs = self._runs, []
+        return runs
+
+    def restore(self, runs: list[Run]) -> None:
+        """For the owner: what it could not settle is this lease's again."""
+        self._runs = sorted([*self._runs, *runs], key=_seq_of)
 
     @property
     def unsettled(self) -> int:
@@ -161,26 +193,43 @@ class Lease:
             taken, self._runs = self._runs, []
             return taken
         wanted = sorted(set(seqs))
-        for seq in wanted:
-            if not any(run.seq <= seq < run.end for run in self._all):
-                raise ConfigError(f"Lease: sequence number {seq} is not in this lease; give numbers of its records")
+        self._must_have(wanted)
         return self._cut(wanted)
 
+    def _must_have(self, wanted: list[int]) -> None:
+        if self._starts is None:
+            self._in_order = sorted(self._all, key=_seq_of)
+            self._starts = [run.seq for run in self._in_order]
+        for seq in wanted:
+            at = bisect_right(self._starts, seq) - 1
+            if at < 0 or seq >= self._in_order[at].end:
+                raise ConfigError(f"Lease: sequence number {seq} is not in this lease; give numbers of its records")
+
     def _cut(self, wanted: list[int]) -> list[Run]:
+        """Take these out of what is unsettled, in one pass over the runs that they touch."""
         taken: list[Run] = []
         kept: list[Run] = []
         for run in self._runs:
+            at = bisect_left(wanted, run.seq)
             low = run.seq
-            for seq in wanted:
-                if low <= seq < run.end:
-                    if low < seq:
-                        kept.append(run.part(low, seq))
-                    if taken and taken[-1].frame is run.frame and taken[-1].end == seq:
-                        taken[-1] = taken[-1]._replace(high=taken[-1].high + 1)
-                    else:
-                        taken.append(run.part(seq, seq + 1))
-                    low = seq + 1
-            if low < run.end:
+            while at < len(wanted) and wanted[at] < run.end:
+                first = wanted[at]
+                stop = first + 1
+                at += 1
+                while at < len(wanted) and wanted[at] == stop and stop < run.end:
+                    stop += 1
+                    at += 1
+                if low < first:
+                    kept.append(run.part(low, first))
+                taken.append(run.part(first, stop))
+                low = stop
+            if low == run.seq:
+                kept.append(run)
+            elif low < run.end:
                 kept.append(run.part(low, run.end))
         self._runs = kept
         return taken
+
+
+def _seq_of(run: Run) -> int:
+    return run.seq

@@ -44,7 +44,7 @@ def check_parser(content: bytes, allowed: set[bytes] | None) -> None:
     files = RecordingFiles(base={ROOT / "x": content})
     descriptor = files.open_read(ROOT / "x")
     segment.read_header(files, descriptor)
-    segment.read_footer(files, descriptor, len(content), MARKER)
+    segment.read_footer(files, descriptor, len(content), HEADER)
     position = fmt.DATA_START
     for item in segment.Walk(files, descriptor, MARKER, start=fmt.DATA_START, end=len(content)):
         assert item.offset >= position

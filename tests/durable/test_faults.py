@@ -126,7 +126,7 @@ async def test_a_read_error_sets_records_aside_for_the_next_run():
 
 
 async def test_full_disk_with_block_resumes_when_acks_free_it():
-    files = RecordingFiles(capacity=20_000)
+    files = RecordingFiles(capacity=9_000)
     got = 0
     async with opened(files, segment_bytes=1 << 20) as queue:
         producer = asyncio.create_task(produce(queue, 100))
@@ -137,7 +137,7 @@ async def test_full_disk_with_block_resumes_when_acks_free_it():
             await lease.ack()
         await producer
         assert queue.stats().disk_full > 0
-        assert files.used() <= 20_000
+        assert files.used() <= 9_000
 
 
 async def produce(queue, count):

@@ -1,4 +1,4 @@
-"""The bytes of format 1: golden files that hold it still, round trips, and a fuzzed parser."""
+"""The bytes of format 2, and of format 1 as it is read: golden files, round trips, and a fuzzed parser."""
 
 from __future__ import annotations
 
@@ -22,22 +22,29 @@ from batchqueue_async.durable.state.table import Segment, merge_attempts
 GOLDEN = Path(__file__).parents[1] / "golden" / "durable"
 MARKER = b"\x01\x02\x03\x04\x05\x06\x07\x08"
 HEADER = fmt.SegmentHeader(bytes(range(16)), 7, 100, MARKER, 1_700_000_000_000_000_000)
+HEADER_1 = HEADER._replace(version=1)
 
 
-def golden_segment() -> bytes:
-    """A sealed segment with a group and an atomic frame, as format 1 has it."""
-    data = fmt.encode_segment_header(HEADER)
+def golden_segment(header: fmt.SegmentHeader = HEADER) -> bytes:
+    """A sealed segment with a group and an atomic put, which is in two frames where the format knows that."""
+    data = fmt.encode_segment_header(header)
     common = {"codec": 0, "enqueued_ns": 1_700_000_000_000_000_001, "marker": MARKER}
     data += b"".join(
         fmt.encode_frame([b"alpha", b""], kind=fmt.GROUP, first_seq=100, synced_seq=100, offset=len(data), **common)
     )
-    data += b"".join(
-        fmt.encode_frame(
-            [b"beta", b"gamma"], kind=fmt.ATOMIC, first_seq=102, synced_seq=102, offset=len(data), **common
+    atomic = [[b"beta", b"gamma"]] if header.version == 1 else [[b"beta"], [b"gamma"]]
+    seq = 102
+    for at, payloads in enumerate(atomic):
+        flags = (fmt.CONTINUED if at else 0) | (fmt.MORE if at < len(atomic) - 1 else 0)
+        data += b"".join(
+            fmt.encode_frame(
+                payloads, kind=fmt.ATOMIC, first_seq=seq, synced_seq=102, offset=len(data), flags=flags, **common
+            )
         )
-    )
+        seq += len(payloads)
     times = (1_700_000_000_000_000_001, 1_700_000_000_000_000_001)
-    return data + fmt.encode_footer(fmt.SegmentFooter(7, 100, 104, 4, 2, *times, len(data), synced=True), MARKER)
+    frames = 1 + len(atomic)
+    return data + fmt.encode_footer(fmt.SegmentFooter(7, 100, 104, 4, frames, *times, len(data), synced=True), header)
 
 
 def golden_hint() -> bytes:
@@ -48,16 +55,24 @@ def golden_hint() -> bytes:
     return data + acklog.encode_entries(entries, 100, MARKER)
 
 
-@pytest.mark.parametrize(("name", "make"), [("segment.bqs", golden_segment), ("hint.ack", golden_hint)])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("segment.bqs", lambda: golden_segment(HEADER_1)),
+        ("segment-2.bqs", golden_segment),
+        ("hint.ack", golden_hint),
+    ],
+)
 def test_the_format_has_not_changed(name, make):
     assert make() == (GOLDEN / name).read_bytes(), (
         "a change here is a new format number: see docs/spec/durable-format.md"
     )
 
 
-async def test_the_golden_queue_is_read():
+@pytest.mark.parametrize("name", ["segment.bqs", "segment-2.bqs"])
+async def test_the_golden_queue_is_read(name):
     base = {
-        ROOT / "seg-000000000007.bqs": (GOLDEN / "segment.bqs").read_bytes(),
+        ROOT / "seg-000000000007.bqs": (GOLDEN / name).read_bytes(),
         ROOT / "seg-000000000007.ack": (GOLDEN / "hint.ack").read_bytes(),
     }
     async with opened(RecordingFiles(base=base)) as queue:
@@ -191,7 +206,7 @@ def test_attempts_are_the_highest_of_each_record(entries, settled):
     assert {number: times for low, high, times in merged for number in range(low, high)} == {
         number: times for number, times in expected.items() if times
     }
-    entry = Segment(1, MARKER, 0, 128)
+    entry = Segment(HEADER._replace(first_seq=0), 128)
     entry.attempts = merged
     parts = list(entry.attempts_in(3, 40))
     assert [part[0] for part in parts] == [3, *[part[1] for part in parts[:-1]]]

@@ -67,6 +67,7 @@ async def test_a_full_tmpfs_blocks_puts_until_acks_have_freed_it(tmp_path):
         async with DurableQueue.open(place / "queue") as queue:
             producer = asyncio.create_task(produce(queue, 300))
             got = []
+            await eventually(lambda: queue.stats().disk_full)
             while len(got) < 300:
                 lease = await queue.lease(400)
                 got += [record.payload[:4] for record in lease.records]

@@ -81,7 +81,7 @@ async def test_dq_3_a_stale_os_queue_is_synced_too():
 async def test_dq_4_counters_equal_a_full_scan_after_a_crash_and_dropping_ends():
     files = RecordingFiles()
     queue = await opened(
-        files, durability="os", memory_bytes=500, segment_bytes=1_000, max_records=50, overflow="drop_oldest"
+        files, durability="os", memory_bytes=8_000, segment_bytes=1_000, max_records=50, overflow="drop_oldest"
     )
     for number in range(120):
         await queue.put(payload(number))
@@ -318,14 +318,14 @@ async def test_a_newer_version_is_refused_and_left_alone(tmp_path):
     async with DurableQueue.open(tmp_path) as queue:
         await queue.put(b"from the future")
     (path,) = segments(tmp_path)
-    header = fmt.decode_segment_header(path.read_bytes()[:128])
+    header = fmt.decode_segment_header(path.read_bytes()[: fmt.DATA_START])
     assert header is not None
-    path.write_bytes(fmt.encode_segment_header(header._replace(version=2)) + path.read_bytes()[128:])
+    path.write_bytes(fmt.encode_segment_header(header._replace(version=3)) + path.read_bytes()[fmt.DATA_START :])
     before = {entry: entry.read_bytes() for entry in tmp_path.iterdir() if entry.name != "lock"}
-    with pytest.raises(CorruptionError, match="format version 2"):
+    with pytest.raises(CorruptionError, match="format version 3"):
         await DurableQueue.open(tmp_path)
     assert before == {entry: entry.read_bytes() for entry in tmp_path.iterdir() if entry.name != "lock"}
-    assert json.loads((tmp_path / "queue.id").read_text())["format"] == 1
+    assert json.loads((tmp_path / "queue.id").read_text())["format"] == 2
 
 
 async def test_reject_and_block_timeout_say_so():

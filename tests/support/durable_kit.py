@@ -200,6 +200,10 @@ class RecordingFiles:
         self._check("free_bytes", path)
         return self.free if self.capacity is None else max(0, self.capacity - self.used())
 
+    def linked(self, descriptor: int) -> bool:
+        node, path, _ = self.descriptors[descriptor]
+        return self.entries.get(path) == node
+
     def lock(self, path: Path) -> int:
         self._check("lock", path)
         if path in self.locked:
@@ -319,6 +323,9 @@ class InlineRunner:
         self._loop.call_soon(done, result, error)
 
     def stop(self) -> None:
+        pass
+
+    def join(self) -> None:
         pass
 
 

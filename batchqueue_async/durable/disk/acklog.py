@@ -10,13 +10,13 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.durable.disk.checksum import crc32
-from batchqueue_async.durable.disk.format import VERSION
 from batchqueue_async.durable.state.ranges import RangeSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAGIC = b"BQAACK\r\n"
+VERSION = 1
 _HEADER = struct.Struct("<8sIHHQ8s")
 _ENTRY = struct.Struct("<BBHIII")
 _BODY = struct.Struct("<BBHII")

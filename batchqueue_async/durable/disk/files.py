@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -29,8 +30,14 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PIECES = 1024
 _LOCK_TRIES = 4
 _LOCK_PAUSE = 0.005
+_BUSY = frozenset({errno.EAGAIN, errno.EACCES})
+_locks: set[int] = set()
+"""The descriptors of all locks that this process holds."""
 
-_COMMON = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_COMMON = _CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+# What opening a directory, a pipe or a device under a file's name is answered with, as for a link.
+NO_FILE = errno.ELOOP
 
 
 class Files(Protocol):
@@ -108,8 +115,15 @@ class Files(Protocol):
         """What an unprivileged user can still write on this file system."""
         ...
 
+    def linked(self, descriptor: int) -> bool:
+        """Whether an open file still has its name: one that was deleted under its owner keeps nothing."""
+        ...
+
     def lock(self, path: Path) -> int:
-        """Take the lock file or raise `LockedError` naming its holder; a descriptor to close."""
+        """Take the directory's lock or raise `LockedError` naming its holder; a descriptor to close.
+
+        `path` is the note beside it that names the holder: it decides nothing, and its loss admits nobody.
+        """
         ...
 
 
@@ -117,8 +131,17 @@ class OsFiles:
     """The real file system."""
 
     def make_directory(self, path: Path) -> None:
-        """Create the directory, mode 0700, unless it is there."""
-        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        """Create the directory, mode 0700, and its parents; each new name is durable before this returns."""
+        missing = [path]
+        while not missing[-1].parent.exists():
+            missing.append(missing[-1].parent)
+        for place in reversed(missing):
+            if place.is_dir():
+                continue
+            place.mkdir(mode=DIRECTORY_MODE if place == path else 0o777, exist_ok=True)
+            with suppress(PermissionError):
+                # A parent that may be searched and not read can't be synced by this user.
+                self.sync_directory(place.parent)
 
     def names(self, path: Path) -> list[str]:
         """The names in a directory; empty when there is none."""
@@ -140,8 +163,17 @@ class OsFiles:
         return os.open(path, os.O_WRONLY | os.O_APPEND | _COMMON)
 
     def open_read(self, path: Path) -> int:
-        """A descriptor to read from."""
-        return os.open(path, os.O_RDONLY | _COMMON)
+        """A descriptor to read from; anything but a regular file is refused, and never waited for."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _COMMON)
+        try:
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if not regular:
+            os.close(descriptor)
+            raise OSError(NO_FILE, "is not a regular file", str(path))
+        return descriptor
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         """Append some of `data`."""
@@ -171,7 +203,8 @@ class OsFiles:
 
     def sync_directory(self, path: Path) -> None:
         """`fsync` of the directory."""
-        descriptor = os.open(path, os.O_RDONLY | _COMMON)
+        # Following links: the queue's own directory may be one.
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
@@ -212,6 +245,7 @@ class OsFiles:
 
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
+        _locks.discard(descriptor)
         os.close(descriptor)
 
     def free_bytes(self, path: Path) -> int:
@@ -219,21 +253,34 @@ class OsFiles:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
+    def linked(self, descriptor: int) -> bool:
+        """By the number of its names."""
+        return os.fstat(descriptor).st_nlink > 0
+
     def lock(self, path: Path) -> int:
-        """`flock` on the lock file: between processes, and between two queues of one process as well."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _COMMON, FILE_MODE)
+        """`flock` on the directory: between processes, and between two queues of one process as well."""
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | _CLOEXEC)
         try:
             _take(descriptor)
         except OSError as error:
-            holder = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "an owner that left no name"
             os.close(descriptor)
+            if error.errno not in _BUSY:
+                raise
             raise LockedError(
-                f"durable queue {path.parent}: owned by {holder}; close that one first, or open another directory"
+                f"durable queue {path.parent}: owned by {_note(path) or 'an owner that left no name'}; close that one "
+                "first, set lock_timeout to wait for it, or open another directory"
             ) from error
-        with suppress(OSError):
-            # A full disk can't keep an owner from its own queue: the lock is flock's, the text is for people.
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, _holder().encode(), 0)
+        _locks.add(descriptor)
+        try:
+            self.unlink(path)
+            with self._opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as note:
+                self._write_all(note, _holder().encode())
+        except OSError as error:
+            # A full disk can't keep an owner from its own queue: the lock is flock's, the note is for people. But where
+            # no file can be made for another reason, there is no queue to be had.
+            if error.errno not in NO_ROOM:
+                self.close(descriptor)
+                raise
         return descriptor
 
     @staticmethod
@@ -279,17 +326,34 @@ def _holder() -> str:
 
 
 def held(path: Path) -> str | None:
-    """Who holds the lock file, or None; read-only, for the inspecting commands.
+    """Who holds the lock of the directory in which the note `path` is, or None; for the inspecting commands.
 
     The probe asks for a shared lock and gives it back at once, so it never keeps an owner out for longer than that.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | _COMMON)
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | _CLOEXEC)
     except OSError:
         return None
     with _Descriptor(descriptor):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            return os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "unknown"
+            return _note(path) or "unknown"
         return None
+
+
+def _note(path: Path) -> str:
+    with suppress(OSError), _Descriptor(os.open(path, os.O_RDONLY | os.O_NONBLOCK | _COMMON)) as descriptor:
+        return os.pread(descriptor, 4096, 0).decode(errors="replace").strip()
+    return ""
+
+
+def _after_fork() -> None:
+    # A lock lives as long as any descriptor of it: a child must not keep it beyond the end of the owner, its parent.
+    for descriptor in list(_locks):
+        with suppress(OSError):
+            os.close(descriptor)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

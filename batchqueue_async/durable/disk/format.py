@@ -1,4 +1,4 @@
-"""The bytes of format 1, and nothing else: pure functions between values and bytes.
+"""The bytes of format 2, and how format 1 is read: pure functions between values and bytes.
 
 `docs/spec/durable-format.md` is the specification; names and order here follow it. Nothing in this module opens a
 file, and nothing trusts a length before the checksum that covers it.
@@ -16,8 +16,15 @@ from batchqueue_async.durable.disk.checksum import crc32
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERSION = 1
-MAX_FRAME = 256 * 1024 * 1024
+VERSION = 2
+READABLE = (1, 2)
+"""The versions that this library reads; it writes the last alone."""
+MAX_PUT = 256 * 1024 * 1024
+"""The most bytes of one put, with its tables."""
+MAX_FRAME = MAX_PUT + 64 * 1024
+"""The most that a frame is believed to hold: a put of one record, and a dead letter's own words with it."""
+FRAME_BYTES = 256 * 1024
+"""The most bytes of a frame of more than one record: what one flipped bit may cost."""
 MAX_RECORDS = 1 << 24
 
 SEGMENT_MAGIC = b"BQASEG\r\n"
@@ -29,13 +36,21 @@ _FOOTER = struct.Struct("<8sIHHQQQQQQQQ")
 _OFFSET = struct.Struct("<Q")
 
 SEGMENT_HEADER = _SEGMENT.size
-DATA_START = 2 * SEGMENT_HEADER
+SECTOR = 512
+DATA_START = SECTOR + SEGMENT_HEADER
+_STARTS = {1: 2 * SEGMENT_HEADER, 2: DATA_START}
 FRAME_HEADER = _FRAME.size
 TABLE_ROW = 8
-FOOTER = _FOOTER.size
+_FOOTER_1 = _FOOTER.size
+FOOTER = _FOOTER_1 + SEGMENT_HEADER
+_FOOTERS = {1: _FOOTER_1, 2: FOOTER}
 
 GROUP = 1
 ATOMIC = 2
+MORE = 1
+"""Flag of a frame of an atomic put: its records go on in the next frame."""
+CONTINUED = 2
+"""Flag of a frame of an atomic put: its records began in an earlier frame."""
 
 _SYNCED = 1
 
@@ -49,6 +64,16 @@ class SegmentHeader(NamedTuple):
     marker: bytes
     created_ns: int
     version: int = VERSION
+
+    @property
+    def data_start(self) -> int:
+        """Where the first frame begins."""
+        return _STARTS.get(self.version, DATA_START)
+
+    @property
+    def footer_size(self) -> int:
+        """The bytes behind the frames of a sealed segment."""
+        return _FOOTERS.get(self.version, FOOTER)
 
 
 class FrameHeader(NamedTuple):
@@ -64,6 +89,7 @@ class FrameHeader(NamedTuple):
     body_size: int
     table_crc: int
     body_crc: int
+    flags: int = 0
 
     @property
     def size(self) -> int:
@@ -92,29 +118,45 @@ class DecodedFrame(NamedTuple):
     damaged: int
 
 
-def encode_segment_header(header: SegmentHeader) -> bytes:
-    """Both copies of a segment's header."""
+def _header_copy(header: SegmentHeader) -> bytes:
     fields = (header.queue_id, header.number, header.first_seq, header.marker, header.created_ns)
     blank = _SEGMENT.pack(SEGMENT_MAGIC, 0, header.version, SEGMENT_HEADER, *fields)
-    one = _SEGMENT.pack(SEGMENT_MAGIC, crc32(blank[12:]), header.version, SEGMENT_HEADER, *fields)
-    return one + one
+    return _SEGMENT.pack(SEGMENT_MAGIC, crc32(blank[12:]), header.version, SEGMENT_HEADER, *fields)
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """The start of a segment: its header in the first sector, and again in the second."""
+    one = _header_copy(header)
+    if header.version == 1:
+        return one + one
+    return one + bytes(SECTOR - SEGMENT_HEADER) + one
 
 
 def decode_segment_header(data: bytes) -> SegmentHeader | None:
-    """The first valid copy in the first 128 bytes of a file, or None."""
-    for start in (0, SEGMENT_HEADER):
-        copy = data[start : start + SEGMENT_HEADER]
-        if len(copy) < SEGMENT_HEADER:
-            return None
-        magic, crc, version, size, queue_id, number, first_seq, marker, created = _SEGMENT.unpack(copy)
-        if magic == SEGMENT_MAGIC and crc == crc32(copy[12:]) and size == SEGMENT_HEADER:
-            return SegmentHeader(queue_id, number, first_seq, marker, created, version)
+    """The first valid copy in the start of a file, or None."""
+    for start in (0, SEGMENT_HEADER, SECTOR):
+        if (header := decode_header_copy(data[start : start + SEGMENT_HEADER])) is not None:
+            return header
+    return None
+
+
+def decode_header_copy(copy: bytes) -> SegmentHeader | None:
+    """One copy of a segment's header, or None when it isn't a valid one."""
+    if len(copy) < SEGMENT_HEADER:
+        return None
+    magic, crc, version, size, queue_id, number, first_seq, marker, created = _SEGMENT.unpack(copy)
+    if magic == SEGMENT_MAGIC and crc == crc32(copy[12:]) and size == SEGMENT_HEADER:
+        return SegmentHeader(queue_id, number, first_seq, marker, created, version)
     return None
 
 
 def frame_size(count: int, raw_size: int) -> int:
-    """The most that a frame of `count` records and `raw_size` bytes takes on disk."""
-    return FRAME_HEADER + TABLE_ROW * count + raw_size
+    """The most that a put of `count` records and `raw_size` bytes takes on disk, in as many frames as it needs."""
+    whole = FRAME_HEADER + TABLE_ROW * count + raw_size
+    if count == 1 or whole <= FRAME_BYTES:
+        return whole
+    # Two neighbours together are larger than one frame may be, so there are at most twice as many as it takes.
+    return whole + FRAME_HEADER * (2 * whole // FRAME_BYTES + 1)
 
 
 def encode_frame(
@@ -127,6 +169,7 @@ def encode_frame(
     synced_seq: int,
     marker: bytes,
     offset: int,
+    flags: int = 0,
 ) -> list[bytes]:
     """A whole frame in pieces, for this offset of this segment and no other place."""
     count = len(payloads)
@@ -144,7 +187,19 @@ def encode_frame(
             body, body_size, body_crc = (packed,), len(packed), crc32(packed)
         else:
             codec = compression.NONE
-    fields = (kind, codec, 0, count, first_seq, enqueued_ns, synced_seq, raw_size, body_size, crc32(table), body_crc)
+    fields = (
+        kind,
+        codec,
+        flags,
+        count,
+        first_seq,
+        enqueued_ns,
+        synced_seq,
+        raw_size,
+        body_size,
+        crc32(table),
+        body_crc,
+    )
     blank = _FRAME.pack(marker, 0, *fields)
     crc = crc32(_OFFSET.pack(offset), crc32(blank[12:], crc32(marker)))
     return [_FRAME.pack(marker, crc, *fields), table, *body]
@@ -158,7 +213,7 @@ def decode_frame_header(data: bytes | memoryview, start: int, marker: bytes, off
     fields = _FRAME.unpack(raw)
     if fields[1] != crc32(_OFFSET.pack(offset), crc32(raw[12:], crc32(marker))):
         return None
-    header = FrameHeader(fields[2], fields[3], *fields[5:])
+    header = FrameHeader._make((fields[2], fields[3], *fields[5:], fields[4]))
     sane = (
         header.kind in (GROUP, ATOMIC)
         and compression.known(header.codec)
@@ -195,17 +250,19 @@ def decode_frame_body(header: FrameHeader, data: memoryview) -> DecodedFrame | N
     return DecodedFrame(checked, checked.count(None))
 
 
-def encode_footer(footer: SegmentFooter, marker: bytes) -> bytes:
-    """A sealed segment's last 80 bytes."""
+def encode_footer(footer: SegmentFooter, header: SegmentHeader) -> bytes:
+    """The end of a sealed segment: what it holds, and the header once more, far from the other copies."""
     values = tuple(footer[:8])
     blank = _FOOTER.pack(FOOTER_MAGIC, 0, _SYNCED if footer.synced else 0, 0, *values)
-    crc = crc32(_OFFSET.pack(footer.data_end), crc32(blank[12:], crc32(marker)))
-    return blank[:8] + struct.pack("<I", crc) + blank[12:]
+    crc = crc32(_OFFSET.pack(footer.data_end), crc32(blank[12:], crc32(header.marker)))
+    data = blank[:8] + struct.pack("<I", crc) + blank[12:]
+    return data if header.version == 1 else data + _header_copy(header)
 
 
 def decode_footer(data: bytes, marker: bytes, offset: int) -> SegmentFooter | None:
     """The footer in `data`, which is at `offset` of its file; None when it isn't a valid one for that place."""
-    if len(data) != FOOTER or data[:8] != FOOTER_MAGIC:
+    data = data[:_FOOTER_1]
+    if len(data) != _FOOTER_1 or data[:8] != FOOTER_MAGIC:
         return None
     fields = _FOOTER.unpack(data)
     if fields[1] != crc32(_OFFSET.pack(offset), crc32(data[12:], crc32(marker))):

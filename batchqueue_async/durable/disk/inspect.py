@@ -97,7 +97,7 @@ def overview(path: Path) -> Overview:
             if descriptor is None:
                 continue
             header = segment.read_header(system, descriptor)
-            footer = segment.read_footer(system, descriptor, _size(path / name), entry.marker)
+            footer = segment.read_footer(system, descriptor, _size(path / name), entry.header)
         views.append(
             SegmentView(
                 name=name,
@@ -154,10 +154,12 @@ def _verify_segment(path: Path, number: int, result: Verification, *, written: b
                 result.problems.append({"segment": name, "problem": "no valid header"})
             return
         size = _size(path / name)
-        footer = segment.read_footer(system, descriptor, size, header.marker)
+        footer = segment.read_footer(system, descriptor, size, header)
         end = footer.data_end if footer is not None else size
         result.bytes += size
-        walk = segment.Walk(system, descriptor, header.marker, start=fmt.DATA_START, end=end, next_seq=header.first_seq)
+        walk = segment.Walk(
+            system, descriptor, header.marker, start=header.data_start, end=end, next_seq=header.first_seq
+        )
         records = 0
         for item in walk:
             if isinstance(item, segment.Gap):
@@ -175,7 +177,7 @@ def _verify_segment(path: Path, number: int, result: Verification, *, written: b
                 problem = f"{bad} of {item.header.records} records damaged"
                 result.problems.append({"segment": name, "problem": problem, "offset": item.offset, "end": item.end})
         result.records += records
-        if footer is not None and end == walk.end > fmt.DATA_START and records < footer.records:
+        if footer is not None and end == walk.end > header.data_start and records < footer.records:
             missing = footer.records - records
             result.damaged_records += missing
             result.problems.append({"segment": name, "problem": f"{missing} records missing that its footer counts"})
@@ -189,7 +191,12 @@ def dump(path: Path, *, settled: bool = False) -> Iterator[RecordView]:
             if descriptor is None:
                 continue
             walk = segment.Walk(
-                system, descriptor, entry.marker, start=fmt.DATA_START, end=entry.data_end, next_seq=entry.first
+                system,
+                descriptor,
+                entry.marker,
+                start=entry.header.data_start,
+                end=entry.data_end,
+                next_seq=entry.first,
             )
             for item in walk:
                 if isinstance(item, segment.Gap) or item.decoded is None:

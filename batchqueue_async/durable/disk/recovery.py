@@ -7,6 +7,7 @@ number of segments plus the bytes of those without a footer.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.durable.disk import acklog, quarantine, segment
 from batchqueue_async.durable.disk import format as fmt
+from batchqueue_async.durable.disk.checksum import crc32
 from batchqueue_async.durable.disk.scan import scan
 from batchqueue_async.durable.state.table import Segment, merge_attempts
-from batchqueue_async.errors import CorruptionError
+from batchqueue_async.errors import CorruptionError, DurableQueueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +37,9 @@ QUARANTINE = quarantine.NAME
 DEAD = "dead"
 # Sequence numbers passed over after an unclean end, so that none is ever given twice: see the specification.
 SEQ_SKIP = 1 << 28
-_HINT_LIMIT = 64 << 20
+_HINT_LIMIT = 256 << 20
+# What a name is answered with that is a link, a directory, a pipe or a device.
+NOT_OURS = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,10 @@ class RecoveryReport:
         torn_bytes: bytes after the last good frame, cut off and kept in `quarantine/`.
         damaged_records: records whose bytes are wrong; they can't be delivered.
         damaged_ranges: byte ranges that held no valid frame or a damaged one.
-        quarantined: files that are not this queue's, or whose headers are both damaged.
+        torn_records: records of writes that a crash has cut short; they were not confirmed as durable.
+        quarantined: files that are not this queue's, or whose headers are all damaged.
+        strays: names that look like this queue's files and are not; they are left alone.
+        unreadable: segments that the device fails to read; they are left alone, and tried again at the next opening.
         repairs: what was done, in words.
         failed_repairs: what could not be done, and why; it is tried again at the next opening.
         elapsed: seconds.
@@ -77,7 +84,10 @@ class RecoveryReport:
     torn_bytes: int = 0
     damaged_records: int = 0
     damaged_ranges: int = 0
+    torn_records: int = 0
     quarantined: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
     repairs: tuple[str, ...] = ()
     failed_repairs: tuple[str, ...] = ()
     elapsed: float = 0.0
@@ -111,17 +121,24 @@ class Surveyor:
         self._directory = directory
         self._repairs: list[Repair] = []
         self._quarantined: list[str] = []
+        self._strays: list[str] = []
+        self._unreadable: list[str] = []
+        self._torn_records = 0
         self._scanned = self._torn = self._damaged = self._ranges = 0
         self._clean = True
 
     def survey(self) -> Survey:
         """Everything about the directory; nothing in it changes."""
         names = self._files.names(self._directory)
+        self._strays += sorted(name for name in names if segment.is_stray(name))
         found = segment.numbers(names)
         headers = self._headers(found)
         queue_id = self._identity(names, headers)
         segments: list[Segment] = []
         for number in found:
+            if number not in headers:
+                self._clean = self._clean and number != found[-1]
+                continue
             header = headers[number]
             if header is not None and header.queue_id == queue_id and header.number == number:
                 with suppress(FileNotFoundError):
@@ -133,7 +150,7 @@ class Surveyor:
         self._stray_hints(names, {entry.number for entry in segments})
         next_seq = max((entry.end for entry in segments), default=1)
         aside = self._files.names(self._directory / QUARANTINE)
-        kept = [int(match[1]) for name in aside if (match := re.match(r"seg-([0-9]{12,19})", name))]
+        kept = [int(match[1]) for name in aside if (match := re.match(r"seg-([0-9]{12,15})(?![0-9])", name))]
         used = [*found, *segment.numbers(names, hints=True), *kept]
         report = RecoveryReport(
             queue_id=queue_id.hex(),
@@ -145,7 +162,10 @@ class Surveyor:
             torn_bytes=self._torn,
             damaged_records=self._damaged,
             damaged_ranges=self._ranges,
+            torn_records=self._torn_records,
             quarantined=tuple(self._quarantined),
+            strays=tuple(self._strays),
+            unreadable=tuple(self._unreadable),
             repairs=tuple(entry.words for entry in self._repairs),
         )
         next_number = max(used, default=0) + 1
@@ -157,12 +177,12 @@ class Surveyor:
 
     def _reserve(self, queue_id: bytes, number: int, next_seq: int) -> Segment:
         """An empty, sealed segment that remembers the numbers that were passed over, whatever becomes of the others."""
-        entry = Segment(number, os.urandom(8), next_seq, fmt.DATA_START + fmt.FOOTER)
+        header = fmt.SegmentHeader(queue_id, number, next_seq, os.urandom(8), 0)
+        entry = Segment(header, fmt.DATA_START + fmt.FOOTER)
         entry.closed, entry.data_end = True, fmt.DATA_START
-        header = fmt.SegmentHeader(queue_id, number, next_seq, entry.marker, 0)
         values = (number, next_seq, next_seq, 0, 0, 0, 0)
         footer = fmt.SegmentFooter(*values, data_end=fmt.DATA_START, synced=True)
-        data = fmt.encode_segment_header(header) + fmt.encode_footer(footer, entry.marker)
+        data = fmt.encode_segment_header(header) + fmt.encode_footer(footer, header)
 
         def act() -> None:
             self._files.replace(self._path(number), data)
@@ -178,51 +198,76 @@ class Surveyor:
         headers: dict[int, fmt.SegmentHeader | None] = {}
         for number in found:
             try:
-                descriptor = self._files.open_read(self._path(number))
-            except OSError:
-                # A directory or a link of that name, or a file that went away beside a running owner.
-                headers[number] = None
+                headers[number] = header = self._header(self._path(number))
+            except FileNotFoundError:
+                continue  # it went away beside a running owner
+            except OSError as error:
+                name = segment.segment_name(number)
+                if error.errno in NOT_OURS:
+                    self._strays.append(name)
+                elif error.errno == errno.EIO:
+                    # The device fails at this one file: it is neither damaged nor gone, and the others are there.
+                    self._unreadable.append(name)
+                else:
+                    raise _unopened(self._path(number), error) from error
                 continue
-            try:
-                headers[number] = header = segment.read_header(self._files, descriptor)
-            finally:
-                self._files.close(descriptor)
-            if header is not None and header.version != fmt.VERSION:
+            if header is not None and header.version not in fmt.READABLE:
                 raise CorruptionError(
                     f"durable queue {self._directory}: {segment.segment_name(number)} has format version "
-                    f"{header.version}, and this library reads {fmt.VERSION}; upgrade it, or open another directory"
+                    f"{header.version}, and this library reads up to {fmt.VERSION}; upgrade it, or open "
+                    "another directory"
                 )
         return headers
 
     def _identity(self, names: list[str], headers: dict[int, fmt.SegmentHeader | None]) -> bytes:
-        known = None
+        path = self._directory / IDENTITY
+        data = b""
         if IDENTITY in names:
             try:
-                descriptor = self._files.open_read(self._directory / IDENTITY)
-            except OSError:
-                descriptor = -1
-            if descriptor >= 0:
-                try:
-                    known = parse_identity(self._files.read(descriptor, 4096, 0))
-                finally:
-                    self._files.close(descriptor)
-        if known is not None:
-            return known
+                data = self._content(path)
+            except OSError as error:
+                if error.errno not in (errno.EIO, errno.ENOENT, *NOT_OURS):
+                    raise _unopened(path, error) from error
+        known = parse_identity(data)
         votes = Counter(header.queue_id for header in headers.values() if header is not None)
+        if known is not None and (known in votes or not votes):
+            return known
+        # The segments are the only truth: an id that none of them has is not this queue's, however right its checksum.
         queue_id = votes.most_common(1)[0][0] if votes else uuid.uuid4().bytes
-        text = json.dumps({"format": fmt.VERSION, "queue_id": queue_id.hex()}) + "\n"
-        path = self._directory / IDENTITY
         self._do(
-            "write queue.id" + (" as the segments have it" if votes else ""), self._files.replace, path, text.encode()
+            "write queue.id" + (" as the segments have it" if votes else ""),
+            self._files.replace,
+            path,
+            encode_identity(queue_id),
         )
         return queue_id
 
-    def _segment(self, header: fmt.SegmentHeader, *, newest: bool) -> Segment:
-        path = self._path(header.number)
-        size = self._files.size(path)
+    def _header(self, path: Path) -> fmt.SegmentHeader | None:
         descriptor = self._files.open_read(path)
         try:
-            footer = segment.read_footer(self._files, descriptor, size, header.marker)
+            found = segment.read_header(self._files, descriptor)
+            return found or segment.read_last_header(self._files, descriptor, self._files.size(path))
+        finally:
+            self._files.close(descriptor)
+
+    def _content(self, path: Path) -> bytes:
+        descriptor = self._files.open_read(path)
+        try:
+            return self._files.read(descriptor, 4096, 0)
+        finally:
+            self._files.close(descriptor)
+
+    def _segment(self, header: fmt.SegmentHeader, *, newest: bool) -> Segment:
+        path = self._path(header.number)
+        try:
+            size = self._files.size(path)
+            descriptor = self._files.open_read(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _unopened(path, error) from error
+        try:
+            footer = segment.read_footer(self._files, descriptor, size, header)
             if footer is not None and footer.first_seq == header.first_seq and footer.number == header.number:
                 return self._sealed(header, footer, size, descriptor)
             self._clean = self._clean and not newest
@@ -231,12 +276,12 @@ class Surveyor:
             self._files.close(descriptor)
 
     def _sealed(self, header: fmt.SegmentHeader, footer: fmt.SegmentFooter, size: int, descriptor: int) -> Segment:
-        entry = Segment(header.number, header.marker, header.first_seq, size)
+        entry = Segment(header, size)
         entry.end, entry.data_end, entry.closed = footer.next_seq, footer.data_end, True
         entry.newest_ns = footer.newest_ns
         hint = self._hint(entry)
         self._adopt(entry, hint)
-        if footer.data_end == fmt.DATA_START:
+        if footer.data_end == header.data_start:
             # Emptied when all of it was settled: it is there for its numbers.
             entry.settled.add(entry.first, entry.end)
             return entry
@@ -249,18 +294,25 @@ class Surveyor:
             found = scan(self._files, descriptor, header, footer.data_end, proof)
             self._scanned += 1
             found.lost.add(found.next_seq, footer.next_seq)
-            self._lose(entry, found.lost)
+            if not found.unreadable:
+                self._lose(entry, found.lost)
         return entry
 
     def _unsealed(self, header: fmt.SegmentHeader, size: int, descriptor: int) -> Segment:
         self._scanned += 1
-        entry = Segment(header.number, header.marker, header.first_seq, size)
+        entry = Segment(header, size)
         entry.end = header.first_seq + 0xFFFFFFFF
         proof = self._hint(entry).synced_seq
         found = scan(self._files, descriptor, header, size, proof)
         entry.end, entry.data_end, entry.closed = found.next_seq, found.data_end, True
         entry.newest_ns = found.times[1] if found.times else header.created_ns
         self._adopt(entry, self._hint(entry))
+        if found.unreadable:
+            # The device fails amid it: nothing is decided now, and nothing changes, so that the next opening can.
+            entry.end = max(entry.end, header.first_seq)
+            entry.data_end = size
+            self._unreadable.append(segment.segment_name(entry.number))
+            return entry
         for gap in found.damage:
             self._ranges += 1
             self._do(
@@ -269,7 +321,8 @@ class Surveyor:
                 entry.number,
                 gap,
             )
-        self._damaged += found.lost.count
+        self._damaged += found.lost.count - found.torn
+        self._torn_records += found.torn
         self._lose(entry, found.lost)
         self._torn += size - found.data_end
         oldest = found.times[0] if found.times else header.created_ns
@@ -301,8 +354,10 @@ class Surveyor:
                     data = self._files.read(descriptor, size, 0)
                 finally:
                     self._files.close(descriptor)
-        except OSError:
-            # No hint, or none that can be read: records are delivered again.
+        except OSError as error:
+            # None, or none that can be read: records are delivered again. But what is only out of reach is no loss.
+            if error.errno not in (errno.ENOENT, errno.EIO, *NOT_OURS):
+                raise _unopened(path, error) from error
             data, size = b"", 0
         entry.hint_bytes = size
         return acklog.decode(data, number=entry.number, marker=entry.marker, first_seq=entry.first, next_seq=entry.end)
@@ -322,19 +377,21 @@ class Surveyor:
             for newer in segments[at + 1 :]:
                 if newer.first >= older.end:
                     break
-                older.settle(acklog.DROPPED, newer.first, min(newer.end, older.end))
+                low, high = max(newer.first, older.first), min(newer.end, older.end)
+                if low < high:
+                    older.settle(acklog.DROPPED, low, high)
 
     def _reject(self, number: int, header: fmt.SegmentHeader | None, *, newest: bool) -> None:
         name = segment.segment_name(number)
         self._clean = self._clean and not newest
         try:
             size = self._files.size(self._path(number))
-        except OSError:
+        except FileNotFoundError:
             return
         if header is None and size <= fmt.DATA_START:
             self._do(f"remove {name}: its creation was cut short", self._files.unlink, self._path(number))
             return
-        reason = "both copies of its header are damaged" if header is None else "it belongs to another queue"
+        reason = "every copy of its header is damaged" if header is None else "it belongs to another queue"
         self._quarantined.append(name)
         self._do(f"move {name} to the quarantine: {reason}", self._move_aside, number)
 
@@ -369,18 +426,33 @@ class Surveyor:
             self._copy_aside(entry.number, segment.Gap(footer.data_end, size))
         # Cutting also syncs the file, so what the footer vouches for is durable before it is written.
         self._files.truncate(path, footer.data_end)
-        self._files.append(path, fmt.encode_footer(footer, entry.marker))
-        entry.size = footer.data_end + fmt.FOOTER
+        self._files.append(path, fmt.encode_footer(footer, entry.header))
+        entry.size = footer.data_end + entry.header.footer_size
+
+
+def encode_identity(queue_id: bytes) -> bytes:
+    """The content of `queue.id`."""
+    fields = {"format": fmt.VERSION, "queue_id": queue_id.hex(), "crc32": f"{crc32(queue_id):08x}"}
+    return (json.dumps(fields) + "\n").encode()
 
 
 def parse_identity(data: bytes) -> bytes | None:
-    """The queue id in the content of `queue.id`; None when it can't be read."""
+    """The queue id in the content of `queue.id`; None when it can't be read, or its checksum is wrong."""
     try:
         found = json.loads(data)
         queue_id = bytes.fromhex(found["queue_id"])
+        right = found["format"] == 1 or int(found["crc32"], 16) == crc32(queue_id)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return queue_id if len(queue_id) == len(uuid.UUID(int=0).bytes) else None
+    return queue_id if right and len(queue_id) == len(uuid.UUID(int=0).bytes) else None
+
+
+def _unopened(path: Path, error: OSError) -> DurableQueueError:
+    return DurableQueueError(
+        f"durable queue {path.parent}: {path.name} can't be read: {error.strerror or error} "
+        f"({errno.errorcode.get(error.errno or 0, error.errno)}); nothing was changed. Remove the reason (its owner "
+        "and mode, the limit of open files, the device), and open the queue again"
+    )
 
 
 def disk_bytes(files: Files, directory: Path) -> int:

@@ -24,14 +24,20 @@ class Scan:
     times: list[int] = field(default_factory=list[int])
     lost: RangeSet = field(default_factory=RangeSet)
     damage: list[segment.Gap] = field(default_factory=list[segment.Gap])
+    unreadable: list[segment.Gap] = field(default_factory=list[segment.Gap])
+    torn: int = 0
 
 
-def scan(files: Files, descriptor: int, header: fmt.SegmentHeader, end: int, proof: int) -> Scan:
+def scan(  # noqa: C901, PLR0912 - one pass, in which each rule of the specification stands once
+    files: Files, descriptor: int, header: fmt.SegmentHeader, end: int, proof: int
+) -> Scan:
     """Every frame up to `end`; `proof`: records with smaller sequence numbers are known to have been durable."""
-    found = Scan(header.first_seq, fmt.DATA_START)
-    doubtful: list[tuple[segment.Found, list[int]]] = []
+    found = Scan(header.first_seq, header.data_start)
+    doubtful: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
+    chain: _Chain | None = None
     pending: segment.Gap | None = None
-    walk = segment.Walk(files, descriptor, header.marker, start=fmt.DATA_START, end=end, next_seq=header.first_seq)
+    walk = segment.Walk(files, descriptor, header.marker, start=header.data_start, end=end, next_seq=header.first_seq)
     for item in walk:
         if isinstance(item, segment.Gap):
             pending = item
@@ -45,8 +51,18 @@ def scan(files: Files, descriptor: int, header: fmt.SegmentHeader, end: int, pro
         proof = max(proof, frame.synced_seq)
         last = frame.first_seq + frame.records
         bad = _bad_records(item)
-        if bad and frame.kind == fmt.ATOMIC and len(bad) < frame.records:
-            doubtful.append((item, bad))
+        if chain is not None and not chain.goes_on(frame):
+            doubtful.append(chain.seqs)
+            chain = None
+        if frame.kind == fmt.ATOMIC:
+            chain = chain or _Chain(frame)
+            chain.take(frame, whole=not bad)
+            if not frame.flags & fmt.MORE:
+                if not chain.whole:
+                    doubtful.append(chain.seqs)
+                chain = None
+        elif bad:
+            groups.append((frame.first_seq, len(bad)))
         for seq in bad:
             found.lost.add(seq, seq + 1)
         if bad:
@@ -58,11 +74,34 @@ def scan(files: Files, descriptor: int, header: fmt.SegmentHeader, end: int, pro
             min(found.times[0], frame.enqueued_ns) if found.times else frame.enqueued_ns,
             max(found.times[1], frame.enqueued_ns) if found.times else frame.enqueued_ns,
         ]
-    for item, _ in doubtful:
-        if item.header.first_seq + item.header.records > proof:
-            found.lost.add(item.header.first_seq, item.header.first_seq + item.header.records)
+    if chain is not None:
+        doubtful.append(chain.seqs)
+    for low, high in doubtful:
+        if high > proof:
+            # Not known to have been durable, so not confirmed: what is missing was torn, and the rest goes with it.
+            found.torn += high - low
+            found.lost.add(low, high)
+    # The same of the last puts that were written together: what was not known to be durable was torn, not damaged.
+    found.torn += sum(count for first, count in groups if first >= proof)
+    found.unreadable = walk.unreadable
     found.records = found.next_seq - header.first_seq - found.lost.count
     return found
+
+
+class _Chain:
+    """The frames of one atomic put, as they come."""
+
+    def __init__(self, first: fmt.FrameHeader) -> None:
+        self.seqs = (first.first_seq, first.first_seq)
+        # Of a put whose first frame is missing, the rest is as doubtful as that.
+        self.whole = not first.flags & fmt.CONTINUED
+
+    def goes_on(self, frame: fmt.FrameHeader) -> bool:
+        return bool(frame.kind == fmt.ATOMIC and frame.flags & fmt.CONTINUED)
+
+    def take(self, frame: fmt.FrameHeader, *, whole: bool) -> None:
+        self.whole = self.whole and whole and frame.first_seq == self.seqs[1]
+        self.seqs = (self.seqs[0], frame.first_seq + frame.records)
 
 
 def _bad_records(item: segment.Found) -> list[int]:

@@ -6,6 +6,7 @@ more than a chunk and the one frame whose checked header asks for more.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from contextlib import suppress
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.state.frame import Frame
 
 CHUNK = 1 << 20
-_NAME = re.compile(r"seg-([0-9]{12,19})\.bqs")
-_HINT_NAME = re.compile(r"seg-([0-9]{12,19})\.ack")
+# The last number that is believed. One more digit, and a stray file could push all that is written after it out of
+# what a reader looks for.
+LAST_NUMBER = 10**15 - 1
+_NAME = re.compile(r"seg-([0-9]{12,15})\.bqs")
+_HINT_NAME = re.compile(r"seg-([0-9]{12,15})\.ack")
+_BLOCK = 4096
 
 
 def segment_name(number: int) -> str:
@@ -38,7 +43,14 @@ def hint_name(number: int) -> str:
 def numbers(names: list[str], *, hints: bool = False) -> list[int]:
     """The segment numbers (or those of the hints) among file names, rising; other names are not ours."""
     pattern = _HINT_NAME if hints else _NAME
-    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
+    found = (int(match[1]) for name in names if (match := pattern.fullmatch(name)))
+    name_of = hint_name if hints else segment_name
+    return sorted(number for number in found if name_of(number) in names)
+
+
+def is_stray(name: str) -> bool:
+    """Whether a name looks like a segment's or an acknowledgement file's, and is none that this library gives."""
+    return name.startswith("seg-") and not numbers([name]) and not numbers([name], hints=True)
 
 
 class Found(NamedTuple):
@@ -62,23 +74,53 @@ class Gap(NamedTuple):
 
 
 def read_header(files: Files, descriptor: int) -> fmt.SegmentHeader | None:
-    """The header of an open segment."""
-    return fmt.decode_segment_header(files.read(descriptor, fmt.DATA_START, 0))
+    """The header of an open segment, from whichever copy is readable and right.
+
+    Raises:
+        OSError: no copy is right, and one of them could not be read.
+    """
+    failed: OSError | None = None
+    places = (0, fmt.SEGMENT_HEADER, fmt.SECTOR)
+    for place in places:
+        try:
+            found = fmt.decode_header_copy(files.read(descriptor, fmt.SEGMENT_HEADER, place))
+        except OSError as error:
+            failed = error
+            continue
+        if found is not None:
+            return found
+    if failed is not None:
+        raise failed
+    return None
 
 
-def read_footer(files: Files, descriptor: int, size: int, marker: bytes) -> fmt.SegmentFooter | None:
-    """The footer of an open segment of this size, or None while it isn't sealed."""
-    offset = size - fmt.FOOTER
-    if offset < fmt.DATA_START:
+def read_last_header(files: Files, descriptor: int, size: int) -> fmt.SegmentHeader | None:
+    """The copy of the header that ends a sealed segment."""
+    if size < fmt.DATA_START + fmt.FOOTER:
         return None
-    return fmt.decode_footer(files.read(descriptor, fmt.FOOTER, offset), marker, offset)
+    return fmt.decode_header_copy(files.read(descriptor, fmt.SEGMENT_HEADER, size - fmt.SEGMENT_HEADER))
+
+
+def read_footer(files: Files, descriptor: int, size: int, header: fmt.SegmentHeader) -> fmt.SegmentFooter | None:
+    """The footer of an open segment of this size; None while it isn't sealed, or when that can't be read."""
+    offset = size - header.footer_size
+    if offset < header.data_start:
+        return None
+    try:
+        data = files.read(descriptor, header.footer_size, offset)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None
+    return fmt.decode_footer(data, header.marker, offset)
 
 
 class Walk:
     """The frames of an open segment between two offsets, resynchronising after damage.
 
     Sequence numbers below `next_seq`, which rises with every frame, are taken for leftovers and skipped. `end` comes
-    down when the file turns out to be shorter.
+    down when the file turns out to be shorter. Where the device fails to read, what can be read around that place is;
+    `unreadable` says which bytes could not be.
     """
 
     def __init__(
@@ -99,6 +141,7 @@ class Walk:
         self._bodies = bodies
         self._base = start
         self._buffer = b""
+        self.unreadable: list[Gap] = []
         self.position = start
         self.next_seq = next_seq
 
@@ -156,11 +199,35 @@ class Walk:
 
     def _load(self, position: int, size: int) -> None:
         wanted = min(max(size, CHUNK), self.end - position)
-        self._buffer = self._files.read(self._descriptor, wanted, position)
+        try:
+            self._buffer = self._files.read(self._descriptor, wanted, position)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._buffer = self._around(position, wanted)
         self._base = position
         if len(self._buffer) < wanted:
             # The file is shorter than it was: its owner has cut it meanwhile. There is nothing to search beyond.
             self.end = position + len(self._buffer)
+
+    def _around(self, position: int, size: int) -> bytes:
+        """What can be read, block by block, with zeros for what can't: they are no frame and no marker."""
+        parts: list[bytes] = []
+        at, end = position, position + size
+        while at < end:
+            stop = min(end, at - at % _BLOCK + _BLOCK)
+            try:
+                data = self._files.read(self._descriptor, stop - at, at)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                data = bytes(stop - at)
+                self.unreadable.append(Gap(at, stop))
+            parts.append(data)
+            if len(data) < stop - at:
+                break
+            at = stop
+        return b"".join(parts)
 
 
 class SegmentWriter:
@@ -178,17 +245,28 @@ class SegmentWriter:
         self.oldest_ns = self.newest_ns = now_ns
         self.offset = fmt.DATA_START
         self.wants_sync = False
-        header = fmt.SegmentHeader(queue_id, number, first_seq, self.marker, now_ns)
+        self.header = fmt.SegmentHeader(queue_id, number, first_seq, self.marker, now_ns)
         self.descriptor = files.create(self.path)
         try:
-            self._write([fmt.encode_segment_header(header)], fmt.DATA_START)
+            self._write([fmt.encode_segment_header(self.header)], fmt.DATA_START)
             # The header keeps the sequence numbers when all older segments are deleted: it has to be there before that.
             files.sync(self.descriptor)
             files.sync_directory(directory)
-        except OSError:
+        except BaseException:
             self.abandon()
-            files.unlink(self.path)
+            with suppress(OSError):
+                files.unlink(self.path)
             raise
+
+    @property
+    def data_bytes(self) -> int:
+        """The bytes of its frames."""
+        return self.offset - fmt.DATA_START
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether any of its frames may not be durable yet."""
+        return self.synced_seq < self.next_seq
 
     def append(self, pieces: list[bytes], size: int, frames: list[Frame]) -> None:
         """Append whole frames, which come to `size` bytes in these pieces."""
@@ -204,12 +282,8 @@ class SegmentWriter:
         self.records += sum(frame.count for frame in frames)
         self.frames += len(frames)
 
-    def cut(self) -> None:
-        """Take back what a failed write has left behind the last whole frame."""
-        self._files.truncate(self.path, self.offset)
-
     def sync(self) -> None:
-        """Make all frames so far durable. After an OSError the descriptor must not be used again: `abandon`."""
+        """Make all frames so far durable. After an error the descriptor must not be used again: `abandon`."""
         self._files.sync(self.descriptor)
         self.synced_seq = self.next_seq
         self.wants_sync = False
@@ -219,7 +293,7 @@ class SegmentWriter:
         values = (self.number, self.first_seq, self.next_seq, self.records, self.frames, self.oldest_ns, self.newest_ns)
         footer = fmt.SegmentFooter(*values, data_end=self.offset, synced=self.synced_seq == self.next_seq)
         try:
-            self._write([fmt.encode_footer(footer, self.marker)], fmt.FOOTER)
+            self._write([fmt.encode_footer(footer, self.header)], fmt.FOOTER)
         finally:
             self.abandon()
         return self.offset + fmt.FOOTER

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable import dead_letters
-from batchqueue_async.errors import BatchQueueError
+from batchqueue_async.errors import BatchQueueError, DiskFullError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.dead_letters import DeadLetter
     from batchqueue_async.durable.queue import DurableQueue
     from batchqueue_async.durable.state.frame import Run
-    from batchqueue_async.durable.state.queue_state import QueueState
     from batchqueue_async.leases.lease import Lease
 
 _BATCH = 500
+_BATCH_BYTES = 16 << 20
+_ASIDE = 1e9
 
 
 class Graveyard:
@@ -26,18 +27,14 @@ class Graveyard:
 
     def __init__(
         self,
-        state: QueueState,
         make: Callable[[], DurableQueue],
         put_many: Callable[..., Awaitable[range]],
         *,
         clock: Callable[[], int],
-        size: int,
     ) -> None:
-        self._state = state
         self._make = make
         self._put_many = put_many
         self._clock = clock
-        self._size = size
         self._opening: asyncio.Task[DurableQueue] | None = None
 
     async def bury(self, runs: list[Run], reason: str) -> None:
@@ -56,45 +53,74 @@ class Graveyard:
             for at, payload in enumerate((run.frame.payloads or [])[run.low : run.high])
         ]
         dead = await self._opened()
-        await dead.put_many(letters)
-        self._count(dead)
+        for part in _parts(letters):
+            # One after the other: if a later part fails, the records of this one are in both places, and in none lost.
+            await dead.put_many(part, durability="always")
 
     async def list(self, limit: int) -> list[DeadLetter]:
         """The first dead letters."""
-        dead = await self._opened()
         letters: list[DeadLetter] = []
-        held: list[Lease] = []
-        try:
-            # A lease is what is in memory by then, so one of them is seldom all.
-            while len(letters) < limit and (lease := await dead.lease(limit - len(letters), wait=0)):
-                held.append(lease)
-                found = (dead_letters.decode(record.seq, record.payload) for record in lease.records)
-                letters += [letter for letter in found if letter is not None]
-        finally:
-            for lease in held:
-                await lease.nack(counted=False)
+
+        async def take(lease: Lease) -> int:
+            letters.extend(_letters(lease))
+            return 0
+
+        await self._walk(take, lambda: limit - len(letters))
         return letters
 
     async def requeue(self, seqs: Iterable[int] | None) -> int:
-        """Put them back, all or these."""
+        """Put them back, all or these; how many came in."""
         wanted = None if seqs is None else set(seqs)
+
+        async def put_back(lease: Lease) -> int:
+            chosen = [letter for letter in _letters(lease) if wanted is None or letter.seq in wanted]
+            if not chosen:
+                return 0
+            put = await self._put_many([letter.payload for letter in chosen], durability="always")
+            if len(put) < len(chosen):
+                raise DiskFullError(
+                    "dead letters: the queue has no room for them, and its overflow='drop_newest' would drop them; "
+                    f"{len(chosen)} letters stay where they are. Lease and ack faster, or raise the quota"
+                )
+            return await lease.ack([letter.seq for letter in chosen])
+
+        return await self._walk(put_back)
+
+    async def purge(self, seqs: Iterable[int] | None, before: float | None) -> int:
+        """Delete them, all or these, or those that died before a moment; how many."""
+        wanted = None if seqs is None else set(seqs)
+
+        async def delete(lease: Lease) -> int:
+            chosen = [
+                letter.seq
+                for letter in _letters(lease)
+                if (wanted is None or letter.seq in wanted) and (before is None or letter.died_at < before)
+            ]
+            return await lease.ack(chosen) if chosen else 0
+
+        return await self._walk(delete)
+
+    async def _walk(self, act: Callable[[Lease], Awaitable[int]], room: Callable[[], int] = lambda: _BATCH) -> int:
+        """Act on every dead letter, some at a time; the sum of what that answers. What is left of each stays."""
         dead = await self._opened()
         count = 0
-        held: list[Lease] = []
         try:
-            while lease := await dead.lease(_BATCH, wait=0):
-                held.append(lease)
-                found = [dead_letters.decode(record.seq, record.payload) for record in lease.records]
-                chosen = [letter for letter in found if letter is not None and (wanted is None or letter.seq in wanted)]
-                if chosen:
-                    await self._put_many([letter.payload for letter in chosen], durability="always")
-                    await lease.ack([letter.seq for letter in chosen])
-                    count += len(chosen)
+            while (most := min(_BATCH, room())) > 0 and (lease := await dead.lease(most, _BATCH_BYTES, wait=0)):
+                try:
+                    count += await act(lease)
+                finally:
+                    # Out of the way of the next lease, and without their payloads: there may be any number of them.
+                    await lease.nack(_ASIDE, counted=False)
         finally:
-            for lease in held:
-                await lease.nack(counted=False)
-        self._count(dead)
+            if not dead.closed:
+                dead.hurry()
         return count
+
+    def disk_bytes(self) -> int | None:
+        """What the dead letters take, while their queue is open."""
+        if self._opening is None or not self._opening.done() or not _succeeded(self._opening):
+            return None
+        return self._opening.result().stats().disk_bytes
 
     async def close(self) -> None:
         """Close the second queue, if it was opened."""
@@ -112,9 +138,24 @@ class Graveyard:
     async def _open(self) -> DurableQueue:
         return await self._make()
 
-    def _count(self, dead: DurableQueue) -> None:
-        # The first queue's own count began with what was there when it was opened.
-        self._state.extra_bytes = dead.stats().disk_bytes - self._size
+
+def _letters(lease: Lease) -> list[DeadLetter]:
+    found = (dead_letters.decode(record.seq, record.payload) for record in lease.records)
+    return [letter for letter in found if letter is not None]
+
+
+def _parts(letters: list[bytes]) -> Iterable[list[bytes]]:
+    """Letters in puts of a size that a round takes, and of one at least."""
+    part: list[bytes] = []
+    size = 0
+    for letter in letters:
+        if part and size + len(letter) > _BATCH_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(letter)
+        size += len(letter)
+    if part:
+        yield part
 
 
 def _succeeded(task: asyncio.Task[DurableQueue]) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from batchqueue_async._support import log
 from batchqueue_async.durable.disk import quarantine
 from batchqueue_async.durable.read.rereading import Rereading
 from batchqueue_async.durable.state.dropping import Dropper
+from batchqueue_async.durable.state.frame import Frame
 from batchqueue_async.errors import QueueClosedError
 from batchqueue_async.leases.lease import Lease
 
@@ -134,8 +137,7 @@ class Leasing:
 
     def _undo(self, lease: Lease) -> None:
         self._leases.pop(id(lease), None)
-        runs, lease._runs = lease._runs, []
-        self._state.undo(runs)
+        self._state.undo(lease.forfeit())
         self.serve()
 
     def _time_over(self, waiter: _Waiter) -> None:
@@ -144,7 +146,7 @@ class Leasing:
 
     def outstanding(self) -> Iterable[Run]:
         """Every run that is leased."""
-        return [run for lease in self._leases.values() for run in lease._runs]
+        return [run for lease in self._leases.values() for run in lease.unsettled_runs]
 
     # What a lease asks for
 
@@ -177,7 +179,7 @@ class Leasing:
         except BaseException:
             # Cancelled or failed: they may be in the dead letters, and are still this lease's, or ready again.
             if not self._closed and id(lease) in self._leases and self._leases[id(lease)] is lease:
-                lease._runs = sorted([*lease._runs, *runs])
+                lease.restore(runs)
             elif not self._closed:
                 self._state.give_back(runs, reason, None)
                 self._after_change()
@@ -202,7 +204,7 @@ class Leasing:
             )
 
     def _settled(self, lease: Lease) -> None:
-        if not lease._runs:
+        if not lease.unsettled_runs:
             self._leases.pop(id(lease), None)
 
     def _after_change(self) -> None:
@@ -234,7 +236,7 @@ class Leasing:
                 self._arm("lease", lease.deadline, self._expire)
                 break
             del self._leases[key]
-            runs, lease._runs = lease._runs, []
+            runs = lease.forfeit()
             if runs:
                 self._state.counters.expired_leases += 1
                 log.warning(
@@ -249,6 +251,11 @@ class Leasing:
             self._after_change()
         if state.delayed:
             self._arm("delay", state.delayed[0][0], self._wake_delayed)
+
+    def hurry(self) -> None:
+        """Make every delayed record ready now."""
+        if self._state.wake_delayed(float("inf")):
+            self._after_change()
 
     def _arm_sweep(self) -> None:
         age = self._state.config.max_age or 0.0
@@ -329,9 +336,11 @@ class Leasing:
             if not self._unreadable(run, error):
                 return
         else:
-            frames = [entry for entry in found.frames if entry[0].first == run.frame.first]
-            if frames:
-                self._rereading.refetched(run, *frames[0])
+            joined = _joined(run.frame, found.frames)
+            if found.unreadable:
+                self._unreadable(run, OSError(errno.EIO, os.strerror(errno.EIO)))
+            elif joined is not None:
+                self._rereading.refetched(run, *joined)
             else:
                 self._rereading.lose(run)
                 log.error("durable_records_damaged", path=str(self._path), records=run.high - run.low)
@@ -353,10 +362,14 @@ class Leasing:
             before = self._state.counters.damaged
             number = load.extent.segment
             self._rereading.loaded(load, found)
-            if found.gaps or self._state.counters.damaged > before:
+            if found.unreadable:
+                log.error(
+                    "durable_records_unreadable", path=str(self._path), segment=number, blocks=len(found.unreadable)
+                )
+            elif found.gaps or self._state.counters.damaged > before:
                 records = self._state.counters.damaged - before
                 log.error("durable_records_damaged", path=str(self._path), segment=number, records=records)
-            for gap in found.gaps:
+            for gap in found.gaps if not found.unreadable else ():
                 self._runner.submit(quarantine.copy_aside, self._files, self._path, number, gap, done=_ignore)
         self.serve()
         self._read_on()
@@ -385,6 +398,22 @@ class Leasing:
             waiter = self._waiters.popleft()
             if not waiter.future.done():
                 waiter.future.set_exception(QueueClosedError(f"durable queue {self._path}: closed while leasing"))
+
+
+def _joined(wanted: Frame, found: list[tuple[Frame, list[int]]]) -> tuple[Frame, list[int]] | None:
+    """A put that is in several frames on the disk as the one that it was; what is missing of it counts as damaged."""
+    payloads: list[bytes] = [b""] * wanted.count
+    missing = set(range(wanted.count))
+    for frame, damaged in found:
+        at = frame.first - wanted.first
+        if at >= 0 and at + frame.count <= wanted.count:
+            payloads[at : at + frame.count] = frame.payloads or []
+            missing -= set(range(at, at + frame.count)) - {at + place for place in damaged}
+    if len(missing) == wanted.count:
+        return None
+    joined = Frame(wanted.kind, payloads, sum(map(len, payloads)), wanted.enqueued_ns)
+    joined.first, joined.stored = wanted.first, wanted.stored
+    return joined, sorted(missing)
 
 
 def _ignore(_result: object, _error: BaseException | None) -> None:

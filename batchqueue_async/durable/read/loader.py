@@ -26,6 +26,7 @@ class Loaded:
     stopped_at: int
     frames: list[tuple[Frame, list[int]]] = field(default_factory=list[tuple[Frame, list[int]]])
     gaps: list[segment.Gap] = field(default_factory=list[segment.Gap])
+    unreadable: list[segment.Gap] = field(default_factory=list[segment.Gap])
 
 
 class Loader:
@@ -56,10 +57,11 @@ class Loader:
             frame = Frame(header.kind, payloads, raw, header.enqueued_ns)
             frame.first, frame.segment, frame.offset, frame.stored = header.first_seq, number, item.offset, header.size
             found.frames.append((frame, damaged))
-            budget -= raw + header.records
+            budget -= frame.cost
             if budget <= 0:
                 found.stopped_at = walk.position
                 break
+        found.unreadable = walk.unreadable
         return found
 
     def index(self, number: int, marker: bytes, place: tuple[int, int], least_seq: int) -> array[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from batchqueue_async.durable.disk import acklog
 from batchqueue_async.durable.disk.format import ATOMIC
 from batchqueue_async.durable.state.frame import Frame, Run
+from batchqueue_async.durable.state.ranges import RangeSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,28 +31,37 @@ class Rereading:
         if extent not in state.backlog.extents:
             return
         entry = state.segments[extent.segment]
+        missing = self._unread if found.unreadable else self._lost
         low = extent.first if load.start == extent.start else None
         high = extent.stop if found.stopped_at >= extent.end else None
         runs: list[Run] = []
         seq = low
         for frame, damaged in found.frames:
             if seq is not None and frame.first > seq:
-                self._lost(entry, seq, frame.first)
+                missing(entry, seq, frame.first)
             # Of a torn write that was never durable, nothing is delivered.
             torn = damaged and frame.kind == ATOMIC and frame.first + frame.count > entry.proven
             for at in range(frame.count) if torn else damaged:
-                self._lost(entry, frame.first + at, frame.first + at + 1)
-            runs += self._unsettled_runs(entry, frame, max(frame.first, extent.first))
+                missing(entry, frame.first + at, frame.first + at + 1)
+            runs += self._runs(
+                entry, frame, max(frame.first, extent.first), set(damaged) if found.unreadable else set()
+            )
             seq = frame.first + frame.count
         if seq is not None and high is not None and seq < high:
-            self._lost(entry, seq, high)
+            missing(entry, seq, high)
         first = found.frames[0][0].first if found.frames else extent.first
         last = seq if seq is not None else extent.stop
         state.backlog.loaded(load, runs, found.stopped_at, (first, high or last))
 
-    def _unsettled_runs(self, entry: Segment, frame: Frame, first: int) -> Iterable[Run]:
+    def _runs(self, entry: Segment, frame: Frame, first: int, unread: set[int]) -> Iterable[Run]:
+        """What is to be delivered of a frame: what is not settled, but for the places that could not be read."""
         stop = frame.first + frame.count
-        for low, high in entry.settled.missing(first, stop):
+        gone = entry.settled
+        if unread:
+            gone = RangeSet()
+            for low, high in [*entry.settled, *((frame.first + at, frame.first + at + 1) for at in sorted(unread))]:
+                gone.add(low, high)
+        for low, high in gone.missing(first, stop):
             for start, end, times in entry.attempts_in(low, high):
                 yield Run(start, frame, start - frame.first, end - frame.first, times)
 
@@ -61,21 +71,25 @@ class Rereading:
         number, offset = state.place(run.frame)
         frame.segment, frame.offset = number, offset
         state.backlog.fetched(run, frame)
-        for at in damaged:
-            seq = frame.first + at
-            if run.seq <= seq < run.end:
-                self._lost(state.segments[number], seq, seq + 1)
         if damaged:
-            runs = state.backlog.cut_out(run.seq, run.end)
             entry = state.segments[number]
-            for part in runs:
-                state.backlog.give_back(part.part(low, high) for low, high in entry.settled.missing(part.seq, part.end))
+            for part in state.backlog.drop_where(lambda run: run.frame is frame):
+                for at in damaged:
+                    if part.seq <= frame.first + at < part.end:
+                        self._lost(entry, frame.first + at, frame.first + at + 1)
+                left = entry.settled.missing(part.seq, part.end)
+                state.backlog.give_back((part.part(low, high) for low, high in left), keep=True)
 
     def lose(self, run: Run) -> None:
-        """The payloads of a run that waits to be delivered again are gone."""
+        """The payloads of a run that waits to be delivered again are gone, and with them its frame's other runs."""
         state = self._state
-        state.backlog.cut_out(run.seq, run.end)
-        self._lost(state.segments[state.place(run.frame)[0]], run.seq, run.end)
+        for part in state.backlog.drop_where(lambda other: other.frame is run.frame):
+            self._lost(state.segments[state.place(part.frame)[0]], part.seq, part.end)
+
+    def _unread(self, entry: Segment, low: int, high: int) -> None:
+        """The device has failed to give these: they stay on the disk, for a later run to read."""
+        entry.unreadable = True
+        self._state.counters.unreadable += sum(end - start for start, end in entry.settled.missing(low, high))
 
     def _lost(self, entry: Segment, low: int, high: int) -> None:
         state = self._state
@@ -88,6 +102,7 @@ class Rereading:
             state.backlog.cut_out(item.seq, item.end)
             count = item.high - item.low
         else:
+            state.segments[item.segment].unreadable = True
             state.backlog.forget(item)
             missing = state.segments[item.segment].settled.missing(item.first, item.stop)
             count = sum(high - low for low, high in missing)

@@ -45,6 +45,9 @@ class Admission:
             return True
         config = self._config
         if not self._state.fits_ever(records, size):
+            if self._state.fits_alone(records, size):
+                self._count_full("max_bytes")
+                raise self._no_room("dead letters, the quarantine and other files leave too little", records, size)
             raise RecordTooLargeError(
                 f"durable queue {self._path}: {records} records in {size} bytes can never fit into "
                 f"max_bytes={config.max_bytes} and max_records={config.max_records}; raise them, or put less at once"
@@ -65,6 +68,7 @@ class Admission:
         if reason is None:
             return True
         self._count_full(reason)
+        self._pump.look()
         if config.overflow == "reject":
             raise self._no_room(reason, records, size)
         self._state.counters.dropped["newest"] += records
@@ -78,12 +82,15 @@ class Admission:
                 counted = True
                 self._count_full(reason)
             if self._config.overflow == "drop_oldest" and reason != "disk_full":
-                if self._dropper.drop_oldest(reason, records):
+                if self._dropper.drop_oldest(reason, records, size):
                     self._pump.touch()
                     if self._reason(records, size) is None:
                         return
                 elif not self._pump.freeing:
-                    raise self._no_room(f"{reason}, and every record is leased", records, size)
+                    self._pump.look()
+                    raise self._no_room(f"{reason}, and what could be dropped is leased", records, size)
+            elif reason == "max_bytes" and not self._state.fits_ever(records, size):
+                raise self._no_room("dead letters, the quarantine and other files leave too little", records, size)
             await self._pump.progress()
         self._check()
 
@@ -100,6 +107,7 @@ class Admission:
             f"durable queue {self._path}: no room for {records} records in {size} bytes ({reason}): "
             f"{state.records} records, {state.disk_bytes + state.extra_bytes} bytes on disk, "
             f"{state.free_bytes} bytes free, max_records={config.max_records}, "
-            f"max_bytes={config.max_bytes}, min_free_bytes={config.min_free_bytes}; "
-            "raise the quota, or lease and ack faster"
+            f"max_bytes={config.max_bytes}, min_free_bytes={config.min_free_bytes}, "
+            f"{state.fixed_bytes()} bytes of them in dead letters, quarantine and other files; raise the quota, "
+            "lease and ack faster, or purge the dead letters"
         )

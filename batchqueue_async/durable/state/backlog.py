@@ -11,8 +11,9 @@ from collections import deque
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
-from batchqueue_async.durable.state.frame import Run
+from batchqueue_async.durable.state.frame import RECORD_COST, Run
 
 if TYPE_CHECKING:
     from array import array
@@ -58,6 +59,11 @@ def run_bytes(run: Run) -> int:
     return sum(map(len, run.frame.payloads[run.low : run.high]))
 
 
+def run_cost(run: Run) -> int:
+    """What a run takes in memory."""
+    return 0 if run.frame.payloads is None else run_bytes(run) + RECORD_COST * (run.high - run.low)
+
+
 class Backlog:
     """The records that may be leased now, in the order in which they will be."""
 
@@ -69,6 +75,7 @@ class Backlog:
         self.window_bytes = 0
         self.extents: deque[Extent] = deque()
         self._returned: list[tuple[int, Run]] = []
+        self._bare: WeakValueDictionary[int, Frame] = WeakValueDictionary()
         self.spilled = 0
 
     def __bool__(self) -> bool:
@@ -78,7 +85,7 @@ class Backlog:
 
     def add(self, frame: Frame) -> None:
         """A frame that was just written."""
-        fits = self.window_bytes + frame.raw <= self._memory_bytes and len(self.window) < self._memory_blocks
+        fits = self.window_bytes + frame.cost <= self._memory_bytes and len(self.window) < self._memory_blocks
         if self._newest_first or (fits and not self.extents):
             self._push(Run(frame.first, frame, 0, frame.count, 0))
             self._shrink()
@@ -89,15 +96,24 @@ class Backlog:
         """Frames that are on the disk already, newer than all that are known."""
         self.extents.append(extent)
 
-    def give_back(self, runs: Iterable[Run]) -> None:
-        """Runs that were leased, or delayed, and are to be delivered again."""
+    def give_back(self, runs: Iterable[Run], *, keep: bool = False) -> None:
+        """Runs that were leased, or delayed, and are to be delivered again; `keep`: with their payloads."""
         for run in runs:
-            size = run_bytes(run)
-            if self.window_bytes + size > self._memory_bytes:
-                self._return(run._replace(frame=run.frame.bare()))
+            size = run_cost(run)
+            if not keep and run.frame.payloads is not None and self.window_bytes + size > self._memory_bytes:
+                self._return(self.bare(run))
             else:
                 self._return(run)
                 self.window_bytes += size
+
+    def bare(self, run: Run) -> Run:
+        """The run without its payloads; runs of one frame share what is left of it, and are read again together."""
+        if run.frame.payloads is None:
+            return run
+        frame = self._bare.get(run.frame.first)
+        if frame is None or frame.segment != run.frame.segment:
+            frame = self._bare[run.frame.first] = run.frame.bare()
+        return run._replace(frame=frame)
 
     def _return(self, run: Run) -> None:
         heappush(self._returned, (-run.end if self._newest_first else run.seq, run))
@@ -105,25 +121,28 @@ class Backlog:
     def fetched(self, wanted: Run, frame: Frame) -> None:
         """The payloads of a run that had left the memory have been read."""
         for at, (key, run) in enumerate(self._returned):
-            if run is wanted:
+            # All that wait for this frame: it is read once, however many leases its records then are in.
+            if run.frame is wanted.frame:
                 fresh = run._replace(frame=frame)
                 self._returned[at] = (key, fresh)
-                self.window_bytes += run_bytes(fresh)
+                self.window_bytes += run_cost(fresh)
 
     def _push(self, run: Run) -> None:
         self.window.append(run)
-        self.window_bytes += run.frame.raw
+        self.window_bytes += run.frame.cost
 
     def _shrink(self) -> None:
         while len(self.window) > 1 and (
             self.window_bytes > self._memory_bytes or len(self.window) > self._memory_blocks
         ):
             run = self.window[0]
-            if run.high - run.low < run.frame.count or run.attempts:
-                return  # a part of it is leased or settled: only whole fresh frames can be read again later
             self.window.popleft()
-            self.window_bytes -= run.frame.raw
-            self._spill_to_end(run.frame)
+            self.window_bytes -= run_cost(run)
+            if run.high - run.low < run.frame.count or run.attempts:
+                # A part of it is leased or settled: only whole fresh frames can be read again as an extent.
+                self._return(self.bare(run))
+            else:
+                self._spill_to_end(run.frame)
 
     def _spill_to_end(self, frame: Frame) -> None:
         self.spilled += 1
@@ -181,7 +200,7 @@ class Backlog:
         return count, total
 
     def _pop(self, run: Run, count: int, size: int) -> Run:
-        self.window_bytes -= size
+        self.window_bytes -= size + RECORD_COST * count
         returned = bool(self._returned) and self._returned[0][1] is run
         if returned:
             heappop(self._returned)
@@ -236,7 +255,7 @@ class Backlog:
         extent = load.extent
         if extent not in self.extents:
             return  # it was dropped while it was read
-        self.window_bytes += sum(map(run_bytes, runs))
+        self.window_bytes += sum(map(run_cost, runs))
         if self._newest_first:
             self.window.extendleft(reversed(runs))
             extent.end, extent.stop = load.start, seqs[0]
@@ -284,7 +303,7 @@ class Backlog:
             self.window = deque(run for run in self.window if run.seq not in gone)
             self._returned = [entry for entry in self._returned if entry[1].seq not in gone]
             self._returned.sort()
-            self.window_bytes -= sum(map(run_bytes, dropped))
+            self.window_bytes -= sum(map(run_cost, dropped))
         return dropped
 
     def oldest(self) -> Run | Extent | None:
@@ -297,6 +316,19 @@ class Backlog:
         if run is None or extent is None:
             return run or extent
         return run if run.seq < extent.first else extent
+
+    def cut_first(self, run: Run, most: int) -> list[Run] | None:
+        """Take up to `most` records from the beginning of the oldest run in the window; None when it isn't that."""
+        if not self.window or self.window[0] is not run:
+            return None
+        if run.high - run.low <= most:
+            self.window.popleft()
+            self.window_bytes -= run_cost(run)
+            return [run]
+        cut, rest = run.part(run.seq, run.seq + most), run.part(run.seq + most, run.end)
+        self.window[0] = rest
+        self.window_bytes -= run_cost(cut)
+        return [cut]
 
     def runs(self) -> Iterable[Run]:
         """The runs that were leased before and wait to be delivered again."""
@@ -320,5 +352,5 @@ class Backlog:
             cut.append(run.part(run.seq, min(high, run.end)))
             if run.end > high:
                 self._return(rest := run.part(high, run.end))
-                self.window_bytes += run_bytes(rest)
+                self.window_bytes += run_cost(rest)
         return cut

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from heapq import heapify
+from heapq import heapify, heappush
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable.disk import acklog
 from batchqueue_async.durable.state.backlog import Extent
-from batchqueue_async.durable.state.frame import Run
+from batchqueue_async.durable.state.frame import EPOCH_NS, Run
 
 if TYPE_CHECKING:
     from batchqueue_async.durable.state.queue_state import QueueState
@@ -19,8 +19,12 @@ class Dropper:
     def __init__(self, state: QueueState) -> None:
         self._state = state
 
-    def drop_oldest(self, reason: str, records: int) -> bool:
-        """Drop what `overflow="drop_oldest"` allows for `reason`; whether anything was dropped."""
+    def drop_oldest(self, reason: str, records: int, size: int) -> bool:
+        """Drop what `overflow="drop_oldest"` allows so that these come in; whether room is made, or on its way.
+
+        Room that earlier drops and settlements will free counts before anything else is dropped; and what is dropped is
+        never more than what is needed, and the rest of one segment.
+        """
         state = self._state
         if reason == "max_records":
             limit = state.config.max_records or 0
@@ -29,35 +33,43 @@ class Dropper:
             while dropped < wanted and (new := self._drop_next(wanted - dropped)):
                 dropped += new
             return dropped > 0
-        oldest, delayed = self._oldest()
-        if delayed is not None:
-            return self._drop_segment(state.place(delayed[1].frame)[0]) > 0
-        if oldest is None:
-            return False
-        number = oldest.segment if isinstance(oldest, Extent) else state.place(oldest.frame)[0]
-        return self._drop_segment(number) > 0
+        needed = state.missing_bytes(size)
+        while needed > state.freeing_bytes():
+            if not self._drop_segment():
+                break
+        return state.freeing_bytes() > 0
 
-    def _oldest(self) -> tuple[Run | Extent | None, tuple[float, Run] | None]:
-        """What holds the oldest record that isn't leased: in the backlog, or delayed, which then is the second."""
-        state = self._state
-        oldest = state.backlog.oldest()
-        delayed = min(state.delayed, key=lambda entry: entry[1].seq, default=None)
-        if delayed is None or oldest is None:
-            return oldest, delayed
-        first = oldest.first if isinstance(oldest, Extent) else oldest.seq
-        return (oldest, None) if first < delayed[1].seq else (None, delayed)
+    def make_room_on_disk(self) -> bool:
+        """Drop one segment's records for a disk that is full; whether that, or an earlier drop, will free anything."""
+        return self._state.freeing_bytes() > 0 or self._drop_segment()
+
+    def _oldest(self) -> Run | Extent | None:
+        """What holds the oldest record of the backlog."""
+        return self._state.backlog.oldest()
 
     def _drop_next(self, most: int) -> int:
         state = self._state
-        oldest, delayed = self._oldest()
-        if delayed is not None:
+        oldest = self._oldest()
+        first = 1 << 63 if oldest is None else oldest.first if isinstance(oldest, Extent) else oldest.seq
+        held = state.gate.oldest_held() if state.gate is not None else None
+        delayed = min(state.delayed, key=_seq_of, default=None)
+        if delayed is not None and delayed[1].seq < first and (held is None or delayed[1].seq < held.seq):
             state.delayed.remove(delayed)
             heapify(state.delayed)
+            if (rest := delayed[1].high - delayed[1].low - most) > 0:
+                run = delayed[1]
+                heappush(state.delayed, (delayed[0], run.part(run.end - rest, run.end)))
+                delayed = (delayed[0], run.part(run.seq, run.end - rest))
             return self._drop_delayed([delayed])
+        if held is not None and held.seq < first and state.gate is not None:
+            return state.drop(state.gate.drop_held(lambda run: run.seq == held.seq), "oldest")
         if oldest is None:
             return 0
         if isinstance(oldest, Run):
-            return state.drop(state.backlog.cut_out(oldest.seq, min(oldest.end, oldest.seq + most)), "oldest")
+            cut = state.backlog.cut_first(oldest, most)
+            if cut is None:
+                cut = state.backlog.cut_out(oldest.seq, min(oldest.end, oldest.seq + most))
+            return state.drop(cut, "oldest")
         return self._drop_extent(oldest, oldest.first, min(oldest.stop, oldest.first + most), "oldest")
 
     def _drop_extent(self, extent: Extent, low: int, high: int, reason: str) -> int:
@@ -69,17 +81,39 @@ class Dropper:
             state.backlog.forget(extent)
         return new or (high - low)
 
-    def _drop_segment(self, number: int) -> int:
+    def _drop_segment(self) -> bool:
+        """Drop all records of the oldest segment of which none is leased; whether there was one.
+
+        A segment with a leased record stays whatever else of it is dropped, so nothing of it is.
+        """
         state = self._state
-        dropped = state.drop(state.backlog.drop_where(lambda run: state.place(run.frame)[0] == number), "oldest")
+        leased = state.leased_segments()
+        for number in sorted(state.segments):
+            entry = state.segments[number]
+            if entry.unsettled and number not in leased and not entry.unreadable:
+                self._drop_all_of(number)
+                return True
+        return False
+
+    def _drop_all_of(self, number: int) -> None:
+        state = self._state
+
+        def here(run: Run) -> bool:
+            return state.place(run.frame)[0] == number
+
+        state.drop(state.backlog.drop_where(here), "oldest")
+        if state.gate is not None:
+            state.drop(state.gate.drop_held(here), "oldest")
         for extent in [extent for extent in state.backlog.extents if extent.segment == number]:
-            dropped += self._drop_extent(extent, extent.first, extent.stop, "oldest")
-        runs = [entry for entry in state.delayed if state.place(entry[1].frame)[0] == number]
+            self._drop_extent(extent, extent.first, extent.stop, "oldest")
+        runs = [entry for entry in state.delayed if here(entry[1])]
         if runs:
-            state.delayed = [entry for entry in state.delayed if entry not in runs]
+            state.delayed = [entry for entry in state.delayed if not here(entry[1])]
             heapify(state.delayed)
-            dropped += self._drop_delayed(runs)
-        return dropped
+            self._drop_delayed(runs)
+        entry = state.segments[number]
+        # Nothing of it is left then, wherever it was known: the segment can go.
+        state.counters.dropped["oldest"] += state.settle_range(entry, acklog.DROPPED, entry.first, entry.end)
 
     def _drop_delayed(self, entries: list[tuple[float, Run]]) -> int:
         state = self._state
@@ -95,7 +129,11 @@ class Dropper:
         if cutoff is None:
             return 0
         before = state.counters.dropped["max_age"]
-        for extent in [extent for extent in state.backlog.extents if extent.newest_ns < cutoff]:
+        for extent in [extent for extent in state.backlog.extents if EPOCH_NS < extent.newest_ns < cutoff]:
             self._drop_extent(extent, extent.first, extent.stop, "max_age")
-        state.drop(state.backlog.drop_where(lambda run: run.frame.enqueued_ns < cutoff), "max_age")
+        state.drop(state.backlog.drop_where(lambda run: EPOCH_NS < run.frame.enqueued_ns < cutoff), "max_age")
         return state.counters.dropped["max_age"] - before
+
+
+def _seq_of(entry: tuple[float, Run]) -> int:
+    return entry[1].seq

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from batchqueue_async.leases.run import Run
 
 if TYPE_CHECKING:
     import asyncio
 
+__all__ = ["ALWAYS", "EPOCH_NS", "INTERVAL", "OS", "RECORD_COST", "Frame", "Run"]
+
 ALWAYS = 2
 INTERVAL = 1
 OS = 0
+# The first of January 2020. A stamp before it comes from a clock that was not set yet: such a record has no known age.
+EPOCH_NS = 1_577_836_800_000_000_000
+# Bytes that a record takes in memory besides its payload's: the object, and its places in lists.
+RECORD_COST = 64
 
 
 class Frame:
@@ -19,6 +27,7 @@ class Frame:
     """
 
     __slots__ = (
+        "__weakref__",
         "count",
         "deadline",
         "enqueued_ns",
@@ -50,29 +59,14 @@ class Frame:
         self.deadline: float | None = None
         self.waiters: list[asyncio.Future[int]] = []
 
+    @property
+    def cost(self) -> int:
+        """What its records take in memory: their payloads, and what Python takes for each."""
+        return self.raw + RECORD_COST * self.count
+
     def bare(self) -> Frame:
         """The same frame without its payloads: they can be read from the disk again."""
         frame = Frame(self.kind, None, self.raw, self.enqueued_ns, self.rank)
         frame.count, frame.first = self.count, self.first
         frame.segment, frame.offset, frame.stored = self.segment, self.offset, self.stored
         return frame
-
-
-class Run(NamedTuple):
-    """The records `seq` to `seq + (high - low)` of a frame, which have been leased `attempts` times so far."""
-
-    seq: int
-    frame: Frame
-    low: int
-    high: int
-    attempts: int
-
-    @property
-    def end(self) -> int:
-        """One more than the last sequence number."""
-        return self.seq + self.high - self.low
-
-    def part(self, low: int, high: int) -> Run:
-        """The records of this run with sequence numbers in [low, high)."""
-        start = self.low + low - self.seq
-        return Run(low, self.frame, start, start + high - low, self.attempts)

@@ -13,13 +13,14 @@ from batchqueue_async.durable.disk import acklog
 from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.durable.disk.acklog import Entry
 from batchqueue_async.durable.state.backlog import Backlog, Extent, run_bytes
+from batchqueue_async.durable.state.frame import EPOCH_NS
 from batchqueue_async.durable.state.table import Segment
 from batchqueue_async.durable.stats import Counters
 from batchqueue_async.durable.write.writer import HintWrite, Outcome
 from batchqueue_async.leases.key_order import KeyGate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from batchqueue_async.durable.config import DurableConfig
     from batchqueue_async.durable.disk.recovery import Survey
@@ -49,7 +50,8 @@ class QueueState:
         self.counters = Counters(recovered=found.report.records)
         self.records = found.report.records
         self.disk_bytes = found.report.disk_bytes
-        self.extra_bytes = 0
+        self._dead_known = 0
+        self._dead_now: Callable[[], int | None] = _not_open
         self.pending = pending
         self.free_bytes: int | None = None
         self.moves = 0
@@ -60,7 +62,7 @@ class QueueState:
             entry.fresh_hint = entry.hint_bytes > 0
             if entry.unsettled:
                 extent = Extent(
-                    entry.number, (fmt.DATA_START, entry.data_end), (entry.first, entry.end), entry.newest_ns
+                    entry.number, (entry.header.data_start, entry.data_end), (entry.first, entry.end), entry.newest_ns
                 )
                 self.backlog.add_extent(extent)
 
@@ -68,6 +70,16 @@ class QueueState:
     def delayed_records(self) -> int:
         """Records that wait for the delay of their nack."""
         return sum(run.high - run.low for _, run in self.delayed)
+
+    @property
+    def extra_bytes(self) -> int:
+        """What the dead letters take more than they did when the directory was last looked at."""
+        now = self._dead_now()
+        return 0 if now is None else now - self._dead_known
+
+    def count_dead_letters(self, known: int, now: Callable[[], int | None]) -> None:
+        """The dead letters took `known` bytes, which `disk_bytes` counts; `now` says what they take."""
+        self._dead_known, self._dead_now = known, now
 
     # Room
 
@@ -83,8 +95,45 @@ class QueueState:
             return "min_free_bytes"
         return None
 
+    def missing_bytes(self, size: int) -> int:
+        """How many bytes on the disk have to go before `size` more fit into both limits; not above 0 when they do."""
+        config = self.config
+        wanted = self.pending.disk_bytes + size
+        missing = 0.0
+        if config.max_bytes is not None:
+            missing = self.disk_bytes + self.extra_bytes + wanted - config.usable_bytes
+        if config.min_free_bytes and self.free_bytes is not None:
+            missing = max(missing, config.min_free_bytes - (self.free_bytes - wanted))
+        return int(missing)
+
+    def freeing_bytes(self) -> int:
+        """What settled segments that are not deleted yet take, and will give back with the next round."""
+        total = 0
+        for number in self.emptied:
+            entry = self.segments.get(number)
+            if entry is not None and _empty(entry) and number != self.newest and not self._referred(number):
+                total += entry.size + entry.hint_bytes
+        newest = self.segments.get(self.newest)
+        if newest is not None and not newest.unsettled and not self._referred(newest.number):
+            total += max(0, newest.data_end - newest.header.data_start)
+        return total
+
+    def leased_segments(self) -> set[int]:
+        """The segments of which records are out on a lease."""
+        return {self.place(run.frame)[0] for run in self.outstanding()}
+
+    def fixed_bytes(self) -> int:
+        """What stays on the disk when every record is settled: other files, and one segment without frames."""
+        segments = sum(entry.size + entry.hint_bytes for entry in self.segments.values() if not entry.deleted)
+        return self.disk_bytes + self.extra_bytes - segments + fmt.DATA_START + fmt.FOOTER
+
     def fits_ever(self, records: int, size: int) -> bool:
         """Whether an empty queue would have room for these."""
+        limit = self.config.max_records
+        return (limit is None or records <= limit) and self.fixed_bytes() + size <= self.config.usable_bytes
+
+    def fits_alone(self, records: int, size: int) -> bool:
+        """Whether an empty queue without dead letters and other files would have room for these."""
         limit = self.config.max_records
         return (limit is None or records <= limit) and size <= self.config.usable_bytes
 
@@ -136,8 +185,9 @@ class QueueState:
 
     def _follow(self, outcome: Outcome) -> None:
         """Which segments the writer has opened, closed and moved."""
-        for number, marker, first in outcome.opened:
-            self.segments[number] = Segment(number, marker, first, fmt.DATA_START)
+        for header in outcome.opened:
+            number = header.number
+            self.segments[number] = Segment(header, fmt.DATA_START)
             self.disk_bytes += fmt.DATA_START
             self.newest = number
             self.emptied |= {entry.number for entry in self.segments.values() if _empty(entry)}
@@ -184,23 +234,28 @@ class QueueState:
             self.touched.add(entry.number)
         self.backlog.relocate(source, offset, first_seq, target, shift)
 
-    def shrinkable(self) -> tuple[int, bytes] | None:
+    def shrinkable(self) -> tuple[int, int, bytes] | None:
         """The newest segment and a footer, when all of its records are settled: its frames may go, its numbers stay."""
         entry = self.segments.get(self.newest)
-        if entry is None or entry.unsettled or entry.data_end == fmt.DATA_START or self._referred(entry.number):
+        if (
+            entry is None
+            or entry.unsettled
+            or entry.data_end == entry.header.data_start
+            or self._referred(entry.number)
+        ):
             return None
         times = (entry.newest_ns, entry.newest_ns)
         footer = fmt.SegmentFooter(
-            entry.number, entry.first, self.next_seq, 0, 0, *times, data_end=fmt.DATA_START, synced=True
+            entry.number, entry.first, self.next_seq, 0, 0, *times, data_end=entry.header.data_start, synced=True
         )
-        return entry.number, fmt.encode_footer(footer, entry.marker)
+        return entry.number, entry.header.data_start, fmt.encode_footer(footer, entry.header)
 
     def shrunk(self, number: int) -> None:
         """The newest segment is an empty, sealed one now."""
         entry = self.segments[number]
         entry.closed = True
-        entry.data_end = fmt.DATA_START
-        self._resize(entry, fmt.DATA_START + fmt.FOOTER)
+        entry.data_end = entry.header.data_start
+        self._resize(entry, entry.header.data_start + entry.header.footer_size)
         self.emptied.add(number)
 
     def deletable(self) -> list[int]:
@@ -315,9 +370,9 @@ class QueueState:
         cutoff = self.cutoff(now_ns)
         if cutoff is None:
             return runs
-        old = [run for run in runs if run.frame.enqueued_ns < cutoff]
+        old = [run for run in runs if EPOCH_NS < run.frame.enqueued_ns < cutoff]
         self.drop(old, "max_age")
-        return [run for run in runs if run.frame.enqueued_ns >= cutoff]
+        return [run for run in runs if not EPOCH_NS < run.frame.enqueued_ns < cutoff]
 
     def cutoff(self, now_ns: int) -> int | None:
         """Records enqueued before this are past `max_age`."""
@@ -349,7 +404,8 @@ class QueueState:
             self._ready(runs)
         else:
             for run in runs:
-                heappush(self.delayed, (due, run))
+                # Without its payloads: a delay may be long, and there may be many.
+                heappush(self.delayed, (due, self.backlog.bare(run)))
 
     def undo(self, runs: list[Run]) -> None:
         """A lease that never reached its caller: its records are as they were."""
@@ -394,6 +450,11 @@ class QueueState:
     def _note(self, entry: Segment, what: Entry) -> None:
         entry.note(what)
         self.touched.add(entry.number)
+
+
+def _not_open() -> int | None:
+    """Until it is opened, the queue of the dead letters is as it was."""
+    return None
 
 
 def _empty(entry: Segment) -> bool:

@@ -10,6 +10,8 @@ from batchqueue_async.durable.state.ranges import RangeSet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from batchqueue_async.durable.disk.format import SegmentHeader
+
 
 class Segment:
     """One segment of an open queue. `first` to `end` are its sequence numbers, `start` to `data_end` its frames."""
@@ -22,6 +24,7 @@ class Segment:
         "end",
         "first",
         "fresh_hint",
+        "header",
         "hint_bytes",
         "lost",
         "marker",
@@ -32,16 +35,20 @@ class Segment:
         "proven",
         "settled",
         "size",
+        "unreadable",
     )
 
-    def __init__(self, number: int, marker: bytes, first: int, size: int) -> None:
-        self.number = number
-        self.marker = marker
+    def __init__(self, header: SegmentHeader, size: int) -> None:
+        self.header = header
+        self.number = header.number
+        self.marker = header.marker
+        first = header.first_seq
         self.first = self.end = first
         self.size = self.data_end = size
         self.newest_ns = 0
         self.closed = False
         self.deleted = False
+        self.unreadable = False
         self.settled = RangeSet()
         self.lost = RangeSet()
         self.attempts: list[tuple[int, int, int]] = []

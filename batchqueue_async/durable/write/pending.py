@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-_GROUP_RECORDS = 1 << 14
+_GROUP_RECORDS = 1 << 12
 
 
 class Pending:
@@ -33,11 +33,13 @@ class Pending:
         self._clock = clock
         self._deadline = deadline
         self._future = future
-        self._buffer = buffer
+        # A group is one frame, with its table.
+        self._buffer = min(buffer, fmt.FRAME_BYTES - fmt.frame_size(_GROUP_RECORDS, 0))
         self.frames: deque[Frame] = deque()
         self.group: Frame | None = None
         self.on_frame: Callable[[], None] = _nothing
         self._records = self._bytes = 0
+        self._cancelled = False
 
     @property
     def records(self) -> int:
@@ -54,7 +56,7 @@ class Pending:
     def append(self, payload: bytes, size: int, rank: int) -> asyncio.Future[int]:
         """One record: it joins the group that the next round will write."""
         group = self.group
-        if group is None or group.raw >= self._buffer or group.rank != rank or group.count >= _GROUP_RECORDS:
+        if group is None or group.raw + size > self._buffer or group.rank != rank or group.count >= _GROUP_RECORDS:
             group = self._open_group(rank)
         group.gathered.append(payload)
         group.count += 1
@@ -98,6 +100,7 @@ class Pending:
 
     def take(self, most: int) -> list[Frame]:
         """The next frames, of about so many bytes and one at least."""
+        self.purge()
         self.close_group()
         taken: list[Frame] = []
         while self.frames and (most > 0 or not taken):
@@ -127,27 +130,43 @@ class Pending:
         return self.take(1 << 62)
 
     def withdraw(self, future: asyncio.Future[int]) -> bool:
-        """The caller of a put was cancelled: the record goes, unless a round has it already."""
+        """The caller of a put was cancelled: `purge` takes its record out, unless a round has it already."""
+        if not future.cancelled():
+            future.cancel()
+        self._cancelled = bool(self.frames)
+        return self._cancelled
+
+    def purge(self) -> None:
+        """Take out every record that no round has yet and whose caller was cancelled, all in one pass."""
+        if not self._cancelled:
+            return
+        self._cancelled = False
+        kept: deque[Frame] = deque()
         for frame in self.frames:
-            if future in frame.waiters:
-                counted = frame is not self.group
-                if counted:
-                    self.settled(frame)
-                if frame.kind == fmt.ATOMIC or frame.count == 1:
-                    self.frames.remove(frame)
-                    self.group = self.group if counted else None
-                else:
-                    _take_out(frame, frame.waiters.index(future))
+            counted = frame is not self.group
+            if not any(waiter.cancelled() for waiter in frame.waiters):
+                kept.append(frame)
+                continue
+            if counted:
+                self.settled(frame)
+            if frame.kind == fmt.GROUP:
+                _take_out_cancelled(frame)
+                if frame.count:
+                    kept.append(frame)
                     if counted:
                         self._count(frame)
-                return True
-        return False
+                    continue
+            self.group = self.group if counted else None
+        self.frames = kept
 
 
-def _take_out(frame: Frame, at: int) -> None:
-    frame.raw -= len(frame.gathered[at])
-    del frame.gathered[at], frame.waiters[at]
-    frame.count -= 1
+def _take_out_cancelled(frame: Frame) -> None:
+    pairs = [pair for pair in zip(frame.gathered, frame.waiters, strict=True) if not pair[1].cancelled()]
+    # In place: `payloads` is the same list.
+    frame.gathered[:] = [payload for payload, _ in pairs]
+    frame.waiters = [waiter for _, waiter in pairs]
+    frame.count = len(pairs)
+    frame.raw = sum(map(len, frame.gathered))
 
 
 def _size(frame: Frame) -> int:

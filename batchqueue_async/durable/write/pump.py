@@ -28,6 +28,9 @@ _ROUND_BYTES = 32 << 20
 # Acknowledgements are a hint: they wait this long for a round of frames to travel with.
 _HINT_DELAY = 0.01
 _PROBE = 0.25
+# On a disk that was found full, a segment takes this part of what the queue has there.
+_DISK_SHARE = 16
+_LEAST_SEGMENT = 16 << 10
 
 
 class Pump:
@@ -47,6 +50,7 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._config: DurableConfig = state.config
+        self._dropper = Dropper(state)
         self._writer = writer
         self._runner = runner
         self._path = path
@@ -60,11 +64,15 @@ class Pump:
         self._stalled = False
         # Whatever makes a put ask the door first: quotas, a full disk, others that wait for room. 0: straight in.
         self.guards = 0
-        self._sync_due = False
+        self._sync_due = self._stale_due = False
+        self._looking = self._rotate = False
+        self._short = False
+        self._segment_bytes: int | None = None
         self._interval_dirty = False
         self._last_write = 0.0
         self._hints_due = 0.0
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._purging = False
         self._room_waiters: list[asyncio.Future[None]] = []
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._after_this: list[Callable[[], None]] = []
@@ -72,9 +80,16 @@ class Pump:
 
     def withdraw(self, future: asyncio.Future[int]) -> None:
         """The caller of a put was cancelled: the record goes, unless the writer has it already."""
-        if self._pending.withdraw(future):
-            self._end_stall()
-            self._wake_room()
+        if self._pending.withdraw(future) and not self._purging:
+            # Those who are cancelled in the same turn go together: each by itself would search the others'.
+            self._purging = True
+            self._loop.call_soon(self._purge)
+
+    def _purge(self) -> None:
+        self._purging = False
+        self._pending.purge()
+        self._end_stall()
+        self._wake_room()
 
     # Rounds
 
@@ -110,8 +125,11 @@ class Pump:
         state = self._state
         work = Round(now_ns=self._clock(), last=last)
         work.deletes = state.deletable()
-        if self._room_waiters or self.stalled or last:
-            work.shrink = None if self._pending.frames and not self.stalled else state.shrinkable()
+        if self._room_waiters or self.stalled or self._short or last:
+            starved = self.stalled or self._short
+            work.shrink = None if self._pending.frames and not starved else state.shrinkable()
+            work.rotate = self._rotate and not self.stalled
+        work.segment_bytes = self._segment_bytes
         if not self.stalled or "probe" not in self._timers:
             work.frames = self._pending.take(_ROUND_BYTES)
             state.assign(work.frames)
@@ -123,20 +141,21 @@ class Pump:
             self._cancel("hints")
         elif state.touched:
             self._after("hints", self._hints_due - now, self.kick)
+        work.stale, self._stale_due = self._stale_due, False
         work.sync = self._sync_due or any(frame.rank == ALWAYS for frame in work.frames)
         wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
-        if not wanted and not self._room_waiters:
+        if not wanted and not self._room_waiters and not self._looking:
             return
-        self._sync_due = False
+        self._sync_due = self._looking = self._rotate = False
         self.busy = True
         self._runner.submit(self._writer.run, work, done=lambda result, error: self._done(work, result, error))
 
     def _done(self, work: Round, outcome: Outcome | None, error: BaseException | None) -> None:
         self.busy = False
         if outcome is None:
-            # Not an OSError, so not the disk's: a fault of this library. Nobody may be left waiting for it.
+            # The writer answers with an outcome, whatever it met: this is a bug. Nobody may be left waiting for it.
             log.error("durable_writer_failed", path=str(self._path), error=repr(error))
-            outcome = Outcome(work, error=OSError(0, f"the writer failed: {error!r}"))
+            outcome = Outcome(work, error=RuntimeError(f"the writer failed: {error!r}"))
         state = self._state
         gone = [number for number in work.deletes if number not in outcome.kept]
         state.undelete(outcome.kept)
@@ -147,11 +166,12 @@ class Pump:
             self._pending.settled(frame)
             self._confirm(frame)
         failed = work.frames[outcome.done :]
-        if outcome.error is not None:
-            self._report(outcome.error, len(failed))
+        if outcome.error is not None or outcome.failures:
+            self._report(outcome, len(failed))
         if failed:
-            self._refuse(failed, outcome.error or OSError(0, "unknown"))
+            self._refuse(failed, _gravest(outcome))
         elif work.frames:
+            self._short = False
             self._stall(stalled=False)
         self._after_round(outcome)
 
@@ -159,8 +179,8 @@ class Pump:
         calls, self._after_this = self._after_this, []
         for call in calls:
             call()
-        if not self.stalled:
-            self._on_ready()
+        # With a full disk too: who leases and settles is who makes room.
+        self._on_ready()
 
     def _confirm(self, frame: Frame) -> None:
         if frame.rank == INTERVAL:
@@ -226,26 +246,43 @@ class Pump:
         if left > 0:
             self._after("stale", left, self._sync_stale)
         else:
+            self._stale_due = True
             self._sync_now()
 
     # Failure
 
-    def _report(self, error: OSError, count: int) -> None:
-        full = error.errno in NO_ROOM
+    def _report(self, outcome: Outcome, count: int) -> None:
+        error = _gravest(outcome)
+        full = _no_room(error)
         if full:
             self._state.counters.disk_full += 1
         else:
             self._state.counters.write_errors += 1
         if not self.stalled:
             event = "durable_disk_full" if full else "durable_write_failed"
-            log.warning(event, path=str(self._path), error=str(error), frames=count, overflow=self._config.overflow)
+            log.warning(
+                event,
+                path=str(self._path),
+                error=str(error) or repr(error),
+                frames=count,
+                made_good=outcome.error is None,
+                overflow=self._config.overflow,
+            )
 
-    def _refuse(self, failed: list[Frame], error: OSError) -> None:
+    def _refuse(self, failed: list[Frame], error: Exception) -> None:
         overflow = self._config.overflow
-        if error.errno not in NO_ROOM:
+        if _no_room(error):
+            # Segments that are small beside what the disk holds can be given back one by one.
+            self._short = True
+            share = self._state.disk_bytes // _DISK_SHARE
+            wanted = self._segment_bytes or self._config.rotate_bytes
+            self._segment_bytes = min(wanted, max(_LEAST_SEGMENT, share))
+        if not _no_room(error):
             self._fail(
                 failed,
-                DurableQueueError(f"durable queue {self._path}: writing failed: {error}; nothing was put"),
+                DurableQueueError(
+                    f"durable queue {self._path}: writing failed: {error or repr(error)}; nothing was put"
+                ),
                 error,
             )
         elif overflow == "drop_newest":
@@ -259,7 +296,7 @@ class Pump:
             self._pending.put_back([frame for frame in failed if frame not in late])
             self._fail(late, self._full("block_timeout is over"), error)
             self._after("probe", _PROBE, self.kick)
-        elif overflow == "drop_oldest" and Dropper(self._state).drop_oldest("disk_full", 0):
+        elif overflow == "drop_oldest" and not self._ended and self._dropper.make_room_on_disk():
             self._pending.put_back(failed)
         else:
             self._fail(
@@ -307,6 +344,17 @@ class Pump:
             if waiter in self._room_waiters:
                 self._room_waiters.remove(waiter)
 
+    def look(self) -> None:
+        """A put was refused for what the disk was last seen to have: look again, so that the next one is not."""
+        if not self._looking:
+            self._looking = True
+            self._after("look", _PROBE, self.kick)
+
+    def rotate(self) -> None:
+        """Seal the active segment with the next round: what is settled in it can be deleted then."""
+        self._rotate = True
+        self.kick()
+
     def room_changed(self) -> None:
         """Records were settled: that may be what a blocked put waits for."""
         if self._room_waiters:
@@ -351,6 +399,16 @@ class Pump:
             self._idle_waiters.append(waiter)
             self.kick()
             await waiter
+
+
+def _gravest(outcome: Outcome) -> Exception:
+    """The error that says most: that the disk is full, else the last one."""
+    errors = [*outcome.failures, *([outcome.error] if outcome.error is not None else [])]
+    return next((error for error in errors if _no_room(error)), errors[-1] if errors else RuntimeError("unknown"))
+
+
+def _no_room(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in NO_ROOM
 
 
 def _wake(waiter: asyncio.Future[Any]) -> None:

@@ -6,6 +6,7 @@ and at most one `fdatasync`. The outcome says frame by frame what came of it.
 
 from __future__ import annotations
 
+import errno
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _RETAIN = 32 << 20
 _OPEN_HINTS = 8
+_NAMES = 100
 
 
 @dataclass(slots=True)
@@ -36,13 +38,25 @@ class HintWrite:
 
 @dataclass(slots=True)
 class Round:
-    """Work for the writer. `sync` asks for an fdatasync; `shrink` names a settled segment to empty; `last` closes."""
+    """Work for the writer.
+
+    Attributes:
+        frames: what to append.
+        sync: every frame so far is to be durable at the end.
+        stale: those of sealed segments as well, that asked for no sync when they were written.
+        shrink: a settled segment to empty: its number, where its frames begin, and its footer.
+        rotate: seal the active segment, so that it can be deleted.
+        last: seal it, and close every file.
+    """
 
     frames: list[Frame] = field(default_factory=list[Frame])
     now_ns: int = 0
     sync: bool = False
-    shrink: tuple[int, bytes] | None = None
+    stale: bool = False
+    shrink: tuple[int, int, bytes] | None = None
+    rotate: bool = False
     last: bool = False
+    segment_bytes: int | None = None
     hints: list[HintWrite] = field(default_factory=list[HintWrite])
     deletes: list[int] = field(default_factory=list[int])
 
@@ -60,12 +74,16 @@ class Moved:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a round: the first `done` frames are safe at their level, the others met `error`."""
+    """What came of a round: the first `done` frames are safe at their level, the others met `error`.
+
+    `failures` are the errors that were met on the way, those that a fresh segment has made good too.
+    """
 
     round: Round
     done: int = 0
-    error: OSError | None = None
-    opened: list[tuple[int, bytes, int]] = field(default_factory=list[tuple[int, bytes, int]])
+    error: Exception | None = None
+    failures: list[Exception] = field(default_factory=list[Exception])
+    opened: list[fmt.SegmentHeader] = field(default_factory=list[fmt.SegmentHeader])
     closed: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     moved: list[Moved] = field(default_factory=list[Moved])
     proven: tuple[int, int] | None = None
@@ -80,7 +98,17 @@ class Outcome:
 
 
 class Writer:
-    """Owns the active segment and the hint files. Used by one thread at a time."""
+    """Owns the active segment and the acknowledgement files. Used by one thread at a time.
+
+    There is one way to fail. Whatever goes wrong while frames are written, synced or sealed: the active segment is
+    abandoned, every frame that may not be durable yet is written to a fresh one, and what is then confirmed is what the
+    fresh one's fdatasync has covered. Fails that too, the round's frames fail, and nothing else.
+
+    Invariants: `_retained` holds, in order, the frames that a caller was promised a sync for and that none has covered
+    yet, with all that follow them; they are all in `_source`. `_source` is the active segment, or, after a failure that
+    could not be made good, the abandoned one: then `_active` is None and the next round begins with a fresh segment.
+    `_placed` counts the frames of the round that are in segments sealed since it began.
+    """
 
     def __init__(
         self,
@@ -103,43 +131,42 @@ class Writer:
         self._buffer = buffer
         self._watch_free = watch_free
         self._active: segment.SegmentWriter | None = None
+        self._source: segment.SegmentWriter | None = None
         self._retained: list[tuple[Frame, list[bytes]]] = []
         self._retained_bytes = 0
+        self._placed = 0
+        # Sealed segments of which no sync has covered all frames: nobody asked for it.
+        self._unsynced: list[int] = []
         self._hints: dict[int, int] = {}
         self._outcome = Outcome(Round())
 
     def run(self, work: Round) -> Outcome:
-        """Do a round. Never raises OSError: what failed is in the outcome."""
+        """Do a round. What failed is in the outcome, of whatever class it is."""
         self._outcome = outcome = Outcome(work)
+        self._placed = 0
+        if work.segment_bytes is not None:
+            self._segment_bytes = work.segment_bytes
         self._delete(work.deletes)
         if work.shrink is not None:
             self._shrink(*work.shrink)
         clock = time.perf_counter()
         try:
-            self._write(work)
-        except OSError as error:
-            outcome.error = error
+            self._round(work)
+        except Exception as error:  # noqa: BLE001 - no error may leave a frame neither confirmed nor failed
+            self._start_anew(work, error)
+        if work.stale or work.last:
+            self._sync_sealed()
         lap = time.perf_counter()
-        outcome.seconds["write"] = lap - clock
-        try:
-            if work.sync:
-                self._sync_round(work)
-            if work.last and self._active is not None:
-                active, self._active = self._active, None
-                active.wants_sync = True
-                self._finish(active)
-        except OSError as error:
-            outcome.error = error
-        clock = time.perf_counter()
-        outcome.seconds["sync"] = clock - lap
+        outcome.seconds["write"] = lap - clock - outcome.seconds.get("sync", 0.0)
         for hint in work.hints:
             self._write_hint(hint)
-        outcome.seconds["hints"] = time.perf_counter() - clock
+        outcome.seconds["hints"] = time.perf_counter() - lap
         if self._watch_free or work.hints or outcome.opened or outcome.error is not None:
             # For the statistics alone, often enough with the hints of a busy queue.
             with suppress(OSError):
                 outcome.free_bytes = self._files.free_bytes(self._directory)
-        outcome.dirty = bool(self._active is not None and self._active.synced_seq < self._active.next_seq)
+        active = self._active
+        outcome.dirty = bool(self._retained or self._unsynced or (active is not None and active.unsynced))
         if work.last:
             self.close()
         return outcome
@@ -149,181 +176,275 @@ class Writer:
         if self._active is not None:
             self._active.abandon()
             self._active = None
-        for descriptor in self._hints.values():
-            with suppress(OSError):
-                self._files.close(descriptor)
-        self._hints.clear()
+        for number in list(self._hints):
+            self._forget_hint(number)
 
     # Frames
 
-    def _write(self, work: Round) -> None:
-        frames = work.frames
+    def _round(self, work: Round) -> None:
+        if self._retained and self._active is None and (work.frames or work.sync or work.last):
+            raise OSError(errno.EIO, "an earlier write has failed, and could not be made good yet")
+        self._append_all(work.frames)
+        active = self._active
+        if active is not None and (work.frames or work.sync) and not self._files.linked(active.descriptor):
+            raise OSError(errno.ENOENT, "the segment was deleted under its owner", str(active.path))
+        clock = time.perf_counter()
+        if work.sync:
+            self._sync()
+            self._prove(work)
+        if work.last or work.rotate:
+            self._seal(sync=work.last)
+        self._outcome.done = len(work.frames)
+        self._outcome.synced = work.sync
+        self._outcome.seconds["sync"] = time.perf_counter() - clock
+
+    def _append_all(self, frames: list[Frame]) -> None:
         at = 0
         while at < len(frames):
-            active = self._room_for(frames[at])
+            active = self._room_for(frames, at)
             stop = at
             parts: list[bytes] = []
             size = 0
             while stop < len(frames):
                 frame = frames[stop]
                 whole = fmt.frame_size(frame.count, frame.raw)
-                if stop > at and (size + whole > self._buffer or active.offset + size + whole > self._segment_bytes):
+                full = active.data_bytes + size + whole > self._segment_bytes
+                if stop > at and (size + whole > self._buffer or full):
                     break
                 offset = active.offset + size
                 pieces = self._encode(frame, frame.payloads or [], active, offset)
-                # Without a codec that is known; with one it is three pieces at most, or the sum of all.
-                stored = sum(map(len, pieces)) if self._codec else whole
+                # One frame without a codec is as large as was reckoned; else it is the sum of its pieces.
+                plain = not self._codec and whole <= fmt.FRAME_BYTES
+                stored = whole if plain or (frame.count == 1 and not self._codec) else sum(map(len, pieces))
                 frame.segment, frame.offset, frame.stored = active.number, offset, stored
                 size += stored
                 parts += pieces
                 stop += 1
             self._append(active, frames[at:stop], parts, size)
-            at = self._outcome.done = stop
+            at = stop
 
     def _encode(self, frame: Frame, payloads: list[bytes], target: segment.SegmentWriter, offset: int) -> list[bytes]:
+        if len(payloads) == 1 or fmt.frame_size(len(payloads), frame.raw) <= fmt.FRAME_BYTES:
+            return self._encode_one(frame, payloads, target, (frame.first, offset, 0))
+        pieces: list[bytes] = []
+        at = 0
+        while at < len(payloads):
+            stop, size = at, fmt.FRAME_HEADER
+            while stop < len(payloads) and (
+                stop == at or size + len(payloads[stop]) + fmt.TABLE_ROW <= fmt.FRAME_BYTES
+            ):
+                size += len(payloads[stop]) + fmt.TABLE_ROW
+                stop += 1
+            flags = 0
+            if frame.kind == fmt.ATOMIC:
+                flags = (fmt.CONTINUED if at else 0) | (fmt.MORE if stop < len(payloads) else 0)
+            part = self._encode_one(frame, payloads[at:stop], target, (frame.first + at, offset, flags))
+            offset += sum(map(len, part))
+            pieces += part
+            at = stop
+        return pieces
+
+    def _encode_one(
+        self, frame: Frame, payloads: list[bytes], target: segment.SegmentWriter, place: tuple[int, int, int]
+    ) -> list[bytes]:
         return fmt.encode_frame(
             payloads,
             kind=frame.kind,
             codec=self._codec,
-            first_seq=frame.first,
+            first_seq=place[0],
             enqueued_ns=frame.enqueued_ns,
             synced_seq=target.synced_seq,
             marker=target.marker,
-            offset=offset,
+            offset=place[1],
+            flags=place[2],
         )
 
     def _append(self, active: segment.SegmentWriter, frames: list[Frame], pieces: list[bytes], size: int) -> None:
-        try:
-            active.append(pieces, size, frames)
-        except OSError:
-            try:
-                active.cut()
-            except OSError:
-                # The torn bytes can't be taken back: nothing more is appended behind them.
-                self._leave(active)
-            raise
+        active.append(pieces, size, frames)
         for frame in frames:
             if self._retained or frame.rank > OS:
                 self._retained.append((frame, frame.payloads or []))
                 self._retained_bytes += frame.raw
+                self._source = active
+                active.wants_sync = True
+            elif frame.count > 1 and frame.stored > fmt.FRAME_BYTES:
+                # It is in several frames: only what was synced before it was sealed is known to have them all.
                 active.wants_sync = True
         if self._retained_bytes > _RETAIN and not self._outcome.round.sync:
             self._sync()
 
-    def _room_for(self, frame: Frame) -> segment.SegmentWriter:
-        active = self._active
-        if active is None:
-            return self._open(frame.first)
-        if active.records and active.offset + fmt.frame_size(frame.count, frame.raw) > self._segment_bytes:
-            fresh = self._open(frame.first)
-            self._finish(active)
-            # What was not durable in the old segment may have had to move to a new one.
-            return self._active or fresh
-        return active
+    def _room_for(self, frames: list[Frame], at: int) -> segment.SegmentWriter:
+        frame, active = frames[at], self._active
+        full = active is not None and active.data_bytes + fmt.frame_size(frame.count, frame.raw) > self._segment_bytes
+        if active is not None and active.records and full:
+            self._seal(sync=active.wants_sync)
+            self._placed = at
+        return self._active or self._open(frame.first)
 
     def _open(self, first_seq: int) -> segment.SegmentWriter:
-        number, self._number = self._number, self._number + 1
-        opened = segment.SegmentWriter(
-            self._files,
-            self._directory,
-            queue_id=self._queue_id,
-            number=number,
-            first_seq=first_seq,
-            now_ns=self._outcome.round.now_ns,
-        )
-        self._active = opened
-        self._outcome.opened.append((number, opened.marker, first_seq))
-        return opened
+        for _ in range(_NAMES):
+            number, self._number = self._number, self._number + 1
+            with suppress(FileExistsError):
+                # A name that somebody else has taken is left alone: the next one will do.
+                opened = segment.SegmentWriter(
+                    self._files,
+                    self._directory,
+                    queue_id=self._queue_id,
+                    number=number,
+                    first_seq=first_seq,
+                    now_ns=self._outcome.round.now_ns,
+                )
+                self._active = opened
+                self._outcome.opened.append(opened.header)
+                return opened
+        raise OSError(errno.EEXIST, f"the names of {_NAMES} segments in a row are taken", str(self._directory))
 
-    def _finish(self, old: segment.SegmentWriter) -> None:
-        """Sync (when asked for), seal and close a segment that is no longer the active one."""
-        if old.wants_sync:
-            try:
-                self._sync_segment(old)
-            finally:
-                moved = old.descriptor < 0
-            if moved:
-                return
-        size = old.offset
-        with suppress(OSError):
-            # Without a footer, recovery reads it whole: slower, and nothing else.
-            size = old.seal()
-        self._outcome.closed.append((old.number, old.offset, size))
-
-    def _leave(self, old: segment.SegmentWriter) -> None:
-        """Close a segment without a footer."""
-        old.abandon()
-        size = old.offset
-        with suppress(OSError):
-            size = self._files.size(old.path)
-        self._outcome.closed.append((old.number, old.offset, size))
-        if self._active is old:
-            self._active = None
+    def _seal(self, *, sync: bool) -> None:
+        """Close the active segment with its footer; with `sync`, everything in it is durable first."""
+        active = self._active
+        if active is None:
+            return
+        if sync:
+            self._sync()
+        elif active.unsynced:
+            self._unsynced.append(active.number)
+        offset = active.offset
+        size = active.seal()
+        self._active = None
+        self._outcome.closed.append((active.number, offset, size))
 
     # Syncing
 
-    def _sync_round(self, work: Round) -> None:
-        self._sync()
-        outcome = self._outcome
-        outcome.synced = True
-        atomic = any(frame.kind == fmt.ATOMIC for frame in work.frames[: outcome.done])
-        if atomic and self._active is not None:
-            outcome.proven = (self._active.number, self._active.synced_seq)
+    def _prove(self, work: Round) -> None:
+        """What an atomic put of this round needs to be whole after a crash, however damaged it then is."""
+        if self._active is not None and any(frame.kind == fmt.ATOMIC for frame in work.frames):
+            self._outcome.proven = (self._active.number, self._active.synced_seq)
 
     def _sync(self) -> None:
-        if self._active is not None and self._active.synced_seq < self._active.next_seq:
-            self._sync_segment(self._active)
-
-    def _sync_segment(self, target: segment.SegmentWriter) -> None:
-        """Sync; after a failure, never that descriptor again: what was not durable goes to another segment."""
-        try:
-            target.sync()
-        except OSError:
-            self._outcome.sync_errors += 1
-            self._leave(target)
-            self._rewrite(target)
+        if self._active is not None and self._active.unsynced:
+            try:
+                self._active.sync()
+            except Exception:
+                self._outcome.sync_errors += 1
+                raise
         self._retained = []
         self._retained_bytes = 0
+        self._source = None
 
-    def _rewrite(self, old: segment.SegmentWriter) -> None:
-        # Frames that asked for no sync, before the first that did, stay where they are.
-        retained = self._retained
-        if not retained:
+    def _sync_sealed(self) -> None:
+        left: list[int] = []
+        for number in self._unsynced:
+            try:
+                descriptor = self._files.open_append(self._directory / segment.segment_name(number))
+                try:
+                    self._files.sync(descriptor)
+                finally:
+                    self._files.close(descriptor)
+            except FileNotFoundError:
+                continue  # consumed by now
+            except OSError as error:
+                self._outcome.failures.append(error)
+                self._outcome.sync_errors += 1
+                left.append(number)
+        # Tried once: what the page cache has dropped after a failed sync, no second one brings back.
+        self._unsynced = []
+
+    # The one way to fail
+
+    def _start_anew(self, work: Round, error: Exception) -> None:
+        outcome = self._outcome
+        outcome.failures.append(error)
+        ours = {id(frame) for frame in work.frames}
+        earlier = [entry for entry in self._retained if id(entry[0]) not in ours]
+        again = earlier + [(frame, frame.payloads or []) for frame in work.frames[self._placed :]]
+        old = self._active or self._source
+        start = self._abandon(again, earlier, work)
+        if not again:
+            # Nothing was on its way: the segment alone was to be sealed or synced.
+            self._source, self._retained, self._retained_bytes = None, [], 0
+            outcome.done = len(work.frames)
+            if work.last:
+                outcome.error = error
             return
-        offset, first_seq = retained[0][0].offset, retained[0][0].first
-        if self._active is not None:
-            # A segment that was just opened to go on in: its numbers begin too late for what comes now.
-            self._leave(self._active)
         fresh: segment.SegmentWriter | None = None
+        count = len(outcome.opened)
         try:
-            fresh = self._open(first_seq)
-            shift = fresh.offset - offset
-            for frame, payloads in retained:
+            fresh = self._open(again[0][0].first)
+            shift = fresh.offset - start
+            for frame, payloads in again:
                 pieces = self._encode(frame, payloads, fresh, fresh.offset)
-                fresh.append(pieces, sum(map(len, pieces)), [frame])
+                stored = sum(map(len, pieces))
+                if id(frame) in ours:
+                    frame.segment, frame.offset, frame.stored = fresh.number, fresh.offset, stored
+                fresh.append(pieces, stored, [frame])
             fresh.sync()
-        except OSError:
-            self._give_up(old, fresh)
-            raise
-        with suppress(OSError):
-            # If this fails, the specification says which copy is right: the one with the higher number.
-            self._files.truncate(old.path, offset)
-        self._outcome.moved.append(Moved(old.number, offset, first_seq, fresh.number, shift))
+        except Exception as second:  # noqa: BLE001 - as in `run`
+            outcome.failures.append(second)
+            self._give_up(fresh, count, earlier, old)
+            outcome.error = second
+            return
+        if earlier and old is not None:
+            with suppress(OSError):
+                # If this fails, the specification says which copy is right: the one with the higher number.
+                self._files.truncate(old.path, start)
+            outcome.moved.append(Moved(old.number, start, again[0][0].first, fresh.number, shift))
+        self._source, self._retained, self._retained_bytes = None, [], 0
+        outcome.done = len(work.frames)
+        outcome.synced = True
+        self._prove(work)
+        if work.last:
+            with suppress(OSError):
+                # Without a footer the next opening reads it whole: slower, and nothing else.
+                self._seal(sync=False)
 
-    def _give_up(self, old: segment.SegmentWriter, fresh: segment.SegmentWriter | None) -> None:
-        """Neither the segment nor a copy could be made durable: the round's own frames fail, older ones stay."""
+    def _abandon(
+        self, again: list[tuple[Frame, list[bytes]]], earlier: list[tuple[Frame, list[bytes]]], work: Round
+    ) -> int:
+        """Leave the active segment without a footer; where in it the frames begin that are written again."""
+        old, self._active = self._active, None
+        if old is None:
+            return again[0][0].offset if earlier else 0
+        old.abandon()
+        keep = old.offset
+        if earlier:
+            keep = earlier[0][0].offset
+        else:
+            written = [frame.offset for frame in work.frames[self._placed :] if frame.segment == old.number]
+            keep = min([keep, *written])
+        cut = keep
+        if earlier:
+            # They stay where they are until they are durable elsewhere.
+            last = earlier[-1][0]
+            cut = last.offset + last.stored
+        size = cut
+        try:
+            self._files.truncate(old.path, cut)
+        except OSError:
+            # What is left behind was not confirmed, and what takes its numbers has a segment of a higher number.
+            with suppress(OSError):
+                size = max(size, self._files.size(old.path))
+        self._outcome.closed.append((old.number, cut, size))
+        return keep
+
+    def _give_up(
+        self,
+        fresh: segment.SegmentWriter | None,
+        opened: int,
+        earlier: list[tuple[Frame, list[bytes]]],
+        old: segment.SegmentWriter | None,
+    ) -> None:
+        """The frames could not be made durable anywhere: the round's own fail, older ones stay and are tried again."""
+        outcome = self._outcome
         if fresh is not None:
-            self._leave(fresh)
+            self._active = None
+            fresh.abandon()
             with suppress(OSError):
                 self._files.unlink(fresh.path)
-        outcome = self._outcome
-        ours = [frame for frame in outcome.round.frames if frame.segment == old.number]
-        if ours:
-            with suppress(OSError):
-                self._files.truncate(old.path, ours[0].offset)
-        self._retained = []
-        self._retained_bytes = 0
-        outcome.done = 0
+            del outcome.opened[opened:]
+        self._retained = earlier
+        self._retained_bytes = sum(frame.raw for frame, _ in earlier)
+        self._source = old if earlier else None
+        outcome.done = self._placed
 
     # Hints and deletions
 
@@ -364,17 +485,17 @@ class Writer:
             with suppress(OSError):
                 self._files.close(descriptor)
 
-    def _shrink(self, number: int, footer: bytes) -> None:
+    def _shrink(self, number: int, start: int, footer: bytes) -> None:
         """Give back the room of a segment whose records are all settled, without needing any for a new file."""
         path = self._directory / segment.segment_name(number)
         if self._active is not None and self._active.number == number:
             self._active.abandon()
             self._active = None
-            self._retained = []
-            self._retained_bytes = 0
+        if self._source is not None and self._source.number == number:
+            self._source, self._retained, self._retained_bytes = None, [], 0
         with suppress(OSError):
             # Without the footer the next number is found by SEQ_SKIP; without the cut it is tried again.
-            self._files.truncate(path, fmt.DATA_START)
+            self._files.truncate(path, start)
             self._outcome.shrunk = number
             self._files.append(path, footer)
 
