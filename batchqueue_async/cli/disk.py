@@ -1,4 +1,7 @@
-"""`batchqueue disk`: what a durable queue's directory holds. All but `repair` and `requeue` only read."""
+"""`batchqueue disk`: what a durable queue's directory holds. All but `repair`, `restore`, `requeue`, `purge` only read.
+
+Exit status: 0 all is well, 1 something was found damaged or could not be repaired, 2 the command could not do its work.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     listing = _add(verbs, "list", _list, "the dead letters, one a line")
     listing.add_argument("--payloads", action="store_true", help=_SECRETS)
     requeue = _add(verbs, "requeue", _requeue, "put dead letters into the queue again; needs the queue to be closed")
+    purge = _add(verbs, "purge", _purge, "delete dead letters for good; needs the queue to be closed")
+    purge.add_argument("seq", type=int, nargs="*", help="numbers from `list`; all when none is given")
+    purge.add_argument(
+        "--before", type=float, default=None, metavar="SECONDS", help="that died before this, since 1970"
+    )
+    restore = _add(actions, "restore", _restore, "put a segment back from the quarantine; needs the queue to be closed")
+    restore.add_argument("name", help="its name in `quarantine/`, as `inspect` shows it")
     requeue.add_argument("seq", type=int, nargs="*", help="numbers from `list`; all when none is given")
 
 
@@ -122,6 +132,9 @@ def _dump(arguments: argparse.Namespace) -> int:
 
 def _say_record(shown: dict[str, Any], payload: bytes, *, payloads: bool, as_json: bool) -> None:
     shown.pop("payload")
+    if isinstance(shown.get("reason"), str) and not as_json:
+        # One letter a line, whatever its reason holds.
+        shown["reason"] = repr(shown["reason"])
     shown["size"] = len(payload)
     if payloads:
         shown["payload"] = payload.hex() if as_json else repr(payload[:_PREVIEW])
@@ -173,6 +186,24 @@ def _requeue(arguments: argparse.Namespace) -> int:
     inspect.survey(arguments.path)
     count = asyncio.run(_put_back(arguments.path, arguments.seq or None))
     _say(json.dumps({"requeued": count}) if arguments.json else f"{count} dead letters put into the queue again")
+    return 0
+
+
+def _purge(arguments: argparse.Namespace) -> int:
+    inspect.survey(arguments.path)
+    count = asyncio.run(_delete(arguments.path, arguments.seq or None, arguments.before))
+    _say(json.dumps({"purged": count}) if arguments.json else f"{count} dead letters deleted")
+    return 0
+
+
+async def _delete(path: Path, seqs: list[int] | None, before: float | None) -> int:
+    async with DurableQueue.open(path) as queue:
+        return await queue.purge_dead_letters(seqs, before=before)
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    name = inspect.restore(arguments.path, arguments.name)
+    _say(json.dumps({"restored": name}) if arguments.json else f"{name} is back; open or repair the queue")
     return 0
 
 

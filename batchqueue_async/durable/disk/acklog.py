@@ -81,6 +81,26 @@ def belongs(data: bytes, number: int, marker: bytes) -> bool:
     return data[:HEADER] == encode_header(number, marker)
 
 
+def damage(data: bytes, number: int, marker: bytes) -> str | None:
+    """What is wrong with a file of acknowledgements, in words; None when all of it is right."""
+    if not belongs(data, number, marker):
+        return "not the acknowledgements of this segment"
+    seed = crc32(marker)
+    at, wrong = HEADER, 0
+    while at + ENTRY <= len(data):
+        kind, _, _, low, high, crc = _ENTRY.unpack_from(data, at)
+        right = crc32(data[at : at + ENTRY - 4], seed) == crc
+        at += ENTRY
+        wrong += not right
+        if kind == _SNAPSHOT and right and at == HEADER + ENTRY:
+            if crc32(data[at : at + low * _PAIR]) != high:
+                return "the snapshot of what is settled is damaged"
+            at += low * _PAIR
+    if wrong or at < len(data):
+        return f"{wrong} damaged entries" + (", and a part of one at the end" if at < len(data) else "")
+    return None
+
+
 def decode(data: bytes, *, number: int, marker: bytes, first_seq: int, next_seq: int) -> Hint:
     """Everything that can be trusted in a hint file; nothing when it belongs to another segment."""
     settled, attempts, synced, lost = RangeSet(), list[Entry](), first_seq, RangeSet()

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.durable import dead_letters
-from batchqueue_async.durable.disk import files, recovery, segment
+from batchqueue_async.durable.disk import acklog, files, recovery, segment
 from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.errors import CorruptionError
 
@@ -130,15 +130,74 @@ def overview(path: Path) -> Overview:
 
 
 def verify(path: Path) -> Verification:
-    """Read and check everything, sealed segments too. What an owner is just writing counts as no problem."""
+    """Read and check everything: every segment, the acknowledgements, `queue.id`, and the same of the dead letters.
+
+    What an owner is just writing counts as no problem.
+    """
     _must_exist(path)
     result = Verification()
-    system = files.OsFiles()
     owned = files.held(path / recovery.LOCK) is not None
-    numbers = segment.numbers(system.names(path))
-    for number in numbers:
-        _verify_segment(path, number, result, written=owned and number == numbers[-1])
+    _verify_directory(path, result, owned=owned)
+    if (path / recovery.DEAD).is_dir():
+        _verify_directory(path / recovery.DEAD, result, owned=owned, prefix=f"{recovery.DEAD}/")
     return result
+
+
+def _verify_directory(path: Path, result: Verification, *, owned: bool, prefix: str = "") -> None:
+    system = files.OsFiles()
+    start = len(result.problems)
+    names = system.names(path)
+    numbers = segment.numbers(names)
+    for number in numbers:
+        try:
+            _verify_segment(path, number, result, written=owned and number == numbers[-1])
+        except OSError as error:
+            result.problems.append(
+                {"segment": segment.segment_name(number), "problem": f"can't be read: {error.strerror}"}
+            )
+    for number in segment.numbers(names, hints=True):
+        _verify_hint(path, number, result, written=owned)
+    _verify_identity(path, names, result)
+    result.problems += [
+        {"segment": name, "problem": "not one of the queue's files"} for name in names if segment.is_stray(name)
+    ]
+    for problem in result.problems[start:]:
+        problem["segment"] = prefix + problem["segment"]
+
+
+def _verify_hint(path: Path, number: int, result: Verification, *, written: bool) -> None:
+    name = segment.hint_name(number)
+    system = files.OsFiles()
+    with _reading(path / segment.segment_name(number)) as descriptor:
+        header = segment.read_header(system, descriptor) if descriptor is not None else None
+    if header is None:
+        if not written:
+            result.problems.append({"segment": name, "problem": "acknowledgements of no segment"})
+        return
+    with _reading(path / name) as descriptor:
+        data = system.read(descriptor, _size(path / name), 0) if descriptor is not None else b""
+    wrong = acklog.damage(data, number, header.marker)
+    if wrong and not written:
+        result.problems.append({"segment": name, "problem": f"{wrong}; records may be delivered again"})
+
+
+def _verify_identity(path: Path, names: list[str], result: Verification) -> None:
+    system = files.OsFiles()
+    known = None
+    if recovery.IDENTITY in names:
+        with _reading(path / recovery.IDENTITY) as descriptor:
+            known = recovery.parse_identity(system.read(descriptor, 4096, 0)) if descriptor is not None else None
+    ids: set[bytes] = set()
+    for number in segment.numbers(names):
+        with _reading(path / segment.segment_name(number)) as descriptor:
+            header = segment.read_header(system, descriptor) if descriptor is not None else None
+        if header is not None:
+            ids.add(header.queue_id)
+    if known is None:
+        result.problems.append({"segment": recovery.IDENTITY, "problem": "missing or damaged; opening writes it again"})
+    elif ids - {known}:
+        problem = "some segments are another queue's" if known in ids else "no segment has this queue id"
+        result.problems.append({"segment": recovery.IDENTITY, "problem": problem})
 
 
 def _verify_segment(path: Path, number: int, result: Verification, *, written: bool) -> None:
@@ -213,6 +272,26 @@ def dump(path: Path, *, settled: bool = False) -> Iterator[RecordView]:
                             settled=done,
                             payload=payload,
                         )
+
+
+def restore(path: Path, name: str) -> str:
+    """Put a segment back that opening has set aside, under its own name; that name."""
+    system = files.OsFiles()
+    source = path / recovery.QUARANTINE / name
+    with _reading(source) as descriptor:
+        header = segment.read_header(system, descriptor) if descriptor is not None else None
+    if header is None or "/" in name:
+        raise CorruptionError(f"{source}: no segment with a valid header; give a name that `inspect` shows")
+    target = path / segment.segment_name(header.number)
+    lock = system.lock(path / recovery.LOCK)
+    try:
+        if target.exists():
+            raise CorruptionError(f"{target}: is taken; move that one away first")
+        system.rename(source, target)
+        system.sync_directory(path)
+    finally:
+        system.close(lock)
+    return target.name
 
 
 def list_dead_letters(path: Path) -> Iterator[DeadLetter]:

@@ -13,7 +13,7 @@ from batchqueue_async.durable.disk import quarantine
 from batchqueue_async.durable.read.rereading import Rereading
 from batchqueue_async.durable.state.dropping import Dropper
 from batchqueue_async.durable.state.frame import Frame
-from batchqueue_async.errors import QueueClosedError
+from batchqueue_async.errors import BatchQueueError, QueueClosedError
 from batchqueue_async.leases.lease import Lease
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _READ = 4 << 20
 _SWEEP = 60.0
+_BURY_AGAIN = 5.0
 
 
 class _Waiter:
@@ -73,6 +74,7 @@ class Leasing:
         self._leases: dict[int, Lease] = {}
         self._reading = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._burials: set[asyncio.Task[None]] = set()
         self._closed = False
         self._newest_first = state.config.order == "freshest"
         if state.config.max_age is not None:
@@ -82,6 +84,17 @@ class Leasing:
 
     async def lease(self, max_records: int, max_bytes: int, wait: float | None) -> Lease:
         """The next records, waiting for them as long as `wait` allows; reading the disk is no waiting."""
+        lease = await self._next(max_records, max_bytes, wait)
+        if lease and self._state.config.max_attempts is not None:
+            # The attempt is on the disk before anybody sees the records: a record that kills its process is counted.
+            try:
+                await self._pump().noted()
+            except asyncio.CancelledError:
+                self._undo(lease)
+                raise
+        return lease
+
+    async def _next(self, max_records: int, max_bytes: int, wait: float | None) -> Lease:
         if not self._waiters:
             lease = self._grant(max_records, max_bytes)
             if lease is not None:
@@ -127,6 +140,8 @@ class Leasing:
     def _grant(self, max_records: int, max_bytes: int) -> Lease | None:
         runs = self._state.grant(max_records, max_bytes, self._clock())
         self._read_on()
+        if self._state.config.max_attempts is not None:
+            runs = self._give_up(runs, self._state.config.max_attempts)
         if not runs:
             return None
         lease = Lease(self, runs, self._loop.time() + self._state.config.lease_timeout, newest_first=self._newest_first)
@@ -134,6 +149,28 @@ class Leasing:
         self._arm("lease", lease.deadline, self._expire)
         self._pump().touch()
         return lease
+
+    def _give_up(self, runs: list[Run], most: int) -> list[Run]:
+        """Send the records to the dead letters that were leased as often as they may be; the others."""
+        over = [run for run in runs if run.attempts > most]
+        if over:
+            lease = Lease(self, over, self._loop.time() + self._state.config.lease_timeout)
+            self._leases[id(lease)] = lease
+            task = self._loop.create_task(self._bury_quietly(lease))
+            self._burials.add(task)
+            task.add_done_callback(self._burials.discard)
+        return [run for run in runs if run.attempts <= most]
+
+    async def _bury_quietly(self, lease: Lease) -> None:
+        count = len(lease)
+        try:
+            await lease.dead_letter("max_attempts")
+        except BatchQueueError as error:
+            log.error("durable_dead_letter_failed", path=str(self._path), records=count, error=str(error))
+            if not self._closed:
+                await lease.nack(_BURY_AGAIN, reason="max_attempts", counted=False)
+        else:
+            log.warning("durable_max_attempts", path=str(self._path), records=count)
 
     def _undo(self, lease: Lease) -> None:
         self._leases.pop(id(lease), None)

@@ -75,6 +75,7 @@ class Pump:
         self._purging = False
         self._room_waiters: list[asyncio.Future[None]] = []
         self._idle_waiters: list[asyncio.Future[None]] = []
+        self._note_waiters: list[asyncio.Future[None]] = []
         self._after_this: list[Callable[[], None]] = []
         self._ended = False
 
@@ -202,9 +203,11 @@ class Pump:
         if outcome.dirty:
             self._arm_syncs()
         self._end_stall()
+        if outcome.round.hints or not self._state.touched:
+            self._wake_notes()
         self._tell_readers()
         self._wake_room()
-        if self._pending.frames or self._sync_due:
+        if self._pending.frames or self._sync_due or self._note_waiters:
             if not self.stalled or "probe" not in self._timers:
                 self.kick()
         elif self._state.touched:
@@ -344,6 +347,16 @@ class Pump:
             if waiter in self._room_waiters:
                 self._room_waiters.remove(waiter)
 
+    async def noted(self) -> None:
+        """Return when everything that is to be noted beside the segments by now is written there, or could not be."""
+        while self._state.touched and not self._ended:
+            self._hints_due = 0.0
+            self.kick()
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._note_waiters.append(waiter)
+            await waiter
+            return
+
     def look(self) -> None:
         """A put was refused for what the disk was last seen to have: look again, so that the next one is not."""
         if not self._looking:
@@ -381,12 +394,19 @@ class Pump:
         self._send(last=True)
         await self._idle()
         self._ended = True
+        self._wake_notes()
         for name in list(self._timers):
             self._cancel(name)
+
+    def _wake_notes(self) -> None:
+        waiters, self._note_waiters = self._note_waiters, []
+        for waiter in waiters:
+            _wake(waiter)
 
     def abandon(self) -> None:
         """The closing was cancelled: whatever the writer hasn't got is not put."""
         self._ended = True
+        self._wake_notes()
         error = QueueClosedError(f"durable queue {self._path}: its closing was cancelled; this was not put")
         self._fail(self._pending.empty(), error, None)
         self._wake_room()
