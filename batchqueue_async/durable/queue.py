@@ -518,6 +518,14 @@ class DurableQueue:
         self._check()
         self._leasing.hurry()
 
+    def compact(self) -> None:
+        """Give back the room of the newest segment with the next round, if all of its records are settled.
+
+        Older segments are deleted by themselves when they are.
+        """
+        self._check()
+        self._pump.compact()
+
     def _open_dead(self) -> DurableQueue:
         self._check()
         config = self.config

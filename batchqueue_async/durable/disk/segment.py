@@ -27,7 +27,7 @@ CHUNK = 1 << 20
 LAST_NUMBER = 10**15 - 1
 _NAME = re.compile(r"seg-([0-9]{12,15})\.bqs")
 _HINT_NAME = re.compile(r"seg-([0-9]{12,15})\.ack")
-_BLOCK = 4096
+_BLOCK = 512
 
 
 def segment_name(number: int) -> str:

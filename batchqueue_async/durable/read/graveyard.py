@@ -114,6 +114,7 @@ class Graveyard:
         finally:
             if not dead.closed:
                 dead.hurry()
+                dead.compact()
         return count
 
     def disk_bytes(self) -> int | None:

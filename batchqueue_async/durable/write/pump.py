@@ -65,7 +65,7 @@ class Pump:
         # Whatever makes a put ask the door first: quotas, a full disk, others that wait for room. 0: straight in.
         self.guards = 0
         self._sync_due = self._stale_due = False
-        self._looking = self._rotate = False
+        self._looking = self._compacting = False
         self._short = False
         self._segment_bytes: int | None = None
         self._interval_dirty = False
@@ -126,10 +126,9 @@ class Pump:
         state = self._state
         work = Round(now_ns=self._clock(), last=last)
         work.deletes = state.deletable()
-        if self._room_waiters or self.stalled or self._short or last:
+        if self._room_waiters or self.stalled or self._short or self._compacting or last:
             starved = self.stalled or self._short
             work.shrink = None if self._pending.frames and not starved else state.shrinkable()
-            work.rotate = self._rotate and not self.stalled
         work.segment_bytes = self._segment_bytes
         if not self.stalled or "probe" not in self._timers:
             work.frames = self._pending.take(_ROUND_BYTES)
@@ -147,7 +146,7 @@ class Pump:
         wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
         if not wanted and not self._room_waiters and not self._looking:
             return
-        self._sync_due = self._looking = self._rotate = False
+        self._sync_due = self._looking = self._compacting = False
         self.busy = True
         self._runner.submit(self._writer.run, work, done=lambda result, error: self._done(work, result, error))
 
@@ -363,9 +362,9 @@ class Pump:
             self._looking = True
             self._after("look", _PROBE, self.kick)
 
-    def rotate(self) -> None:
-        """Seal the active segment with the next round: what is settled in it can be deleted then."""
-        self._rotate = True
+    def compact(self) -> None:
+        """Give back the room of the newest segment, if everything in it is settled."""
+        self._compacting = True
         self.kick()
 
     def room_changed(self) -> None:

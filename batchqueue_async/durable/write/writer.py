@@ -45,7 +45,6 @@ class Round:
         sync: every frame so far is to be durable at the end.
         stale: those of sealed segments as well, that asked for no sync when they were written.
         shrink: a settled segment to empty: its number, where its frames begin, and its footer.
-        rotate: seal the active segment, so that it can be deleted.
         last: seal it, and close every file.
     """
 
@@ -54,7 +53,6 @@ class Round:
     sync: bool = False
     stale: bool = False
     shrink: tuple[int, int, bytes] | None = None
-    rotate: bool = False
     last: bool = False
     segment_bytes: int | None = None
     hints: list[HintWrite] = field(default_factory=list[HintWrite])
@@ -192,8 +190,8 @@ class Writer:
         if work.sync:
             self._sync()
             self._prove(work)
-        if work.last or work.rotate:
-            self._seal(sync=work.last)
+        if work.last:
+            self._seal(sync=True)
         self._outcome.done = len(work.frames)
         self._outcome.synced = work.sync
         self._outcome.seconds["sync"] = time.perf_counter() - clock

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from batchqueue_async.export.config import ExportConfig
     from batchqueue_async.leases.lease import Lease
 
-# A part of one frame of the durable queue: a batch beyond it is put in several.
-_PUT_BYTES = 32 << 20
+# Less than the durable queue takes in one put: what the queue can hold at once comes in whole, or not at all.
+_PUT_BYTES = 240 << 20
 _PARTS = 4
 
 

@@ -1,0 +1,335 @@
+"""D-23 to D-29: memory, time, limits, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+from typing import Any
+
+import pytest
+from durable_kit import ROOT, GatedRunner, RecordingFiles, drain, flip, opened, segments
+
+from batchqueue_async.cli.main import main
+from batchqueue_async.durable import DurableConfig, DurableQueue
+from batchqueue_async.durable.disk import format as fmt
+from batchqueue_async.durable.disk import inspect
+from batchqueue_async.durable.disk.files import OsFiles
+from batchqueue_async.leases.lease import Lease
+from batchqueue_async.leases.run import Run
+
+WINDOW = 1 << 20
+SLACK = 8 << 20
+
+
+async def grown(work: Any) -> int:
+    """By how much the peak of Python's own memory was above what it was before."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        await work
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+async def test_d_23_delayed_records_are_not_kept_in_memory(tmp_path):
+    config = DurableConfig(memory_bytes=WINDOW, durability="os")
+    async with DurableQueue.open(tmp_path, config) as queue:
+        for _ in range(40):
+            await queue.put_many([os.urandom(10_000) for _ in range(100)])
+
+        async def delay_all() -> None:
+            while lease := await queue.lease(1_000, wait=0):
+                await lease.nack(delay=3_600)
+
+        assert await grown(delay_all()) < WINDOW + 2 * SLACK
+        assert queue.stats().delayed == 4_000
+        queue.hurry()
+        assert len(await drain(queue)) == 4_000
+
+
+async def test_d_23_freshest_after_a_partial_lease(tmp_path):
+    config = DurableConfig(order="freshest", memory_bytes=WINDOW, durability="os")
+    async with DurableQueue.open(tmp_path, config) as queue:
+        await queue.put_many([b"a" * 100] * 100)
+        await (await queue.lease(10)).ack()
+        for _ in range(30):
+            await queue.put_many([os.urandom(100_000) for _ in range(10)])
+            assert queue.stats().memory_bytes <= WINDOW + 1_100_000
+        assert len(await drain(queue)) == 390
+
+
+async def test_d_23_small_records_count_for_what_they_take(tmp_path):
+    config = DurableConfig(durability="os", memory_bytes=WINDOW)
+    async with DurableQueue.open(tmp_path, config) as queue:
+
+        async def fill() -> None:
+            for _ in range(50):
+                await queue.put_many([b"%04d" % (at % 10_000) for at in range(10_000)])
+
+        assert await grown(fill()) < WINDOW + SLACK
+
+
+async def test_d_23_one_letter_among_many_is_requeued_in_bounded_memory(tmp_path):
+    config = DurableConfig(durability="os", memory_bytes=WINDOW)
+    async with DurableQueue.open(tmp_path, config) as queue:
+        for _ in range(20):
+            await queue.put_many([os.urandom(10_000) for _ in range(100)])
+            while lease := await queue.lease(100, wait=0):
+                await lease.dead_letter("r")
+    async with DurableQueue.open(tmp_path, config) as queue:
+        # The window of the dead letters' own queue, and what is read into it at once.
+        small = await grown(queue.requeue_dead_letters([5]))
+        assert small < 40 << 20
+        assert len(await queue.dead_letters(10_000)) == 1_999
+
+
+class Owner:
+    """Takes what a lease gives back."""
+
+    def ack(self, lease: Lease, runs: list[Run]) -> int:
+        return sum(run.high - run.low for run in runs)
+
+
+async def test_d_24_a_partial_ack_costs_what_it_touches():
+    """Counted, not timed: the runs that are cut. Of a lease of many runs, a call for one makes two at most."""
+    frame = type("Block", (), {"payloads": [b""] * 1, "enqueued_ns": 0, "count": 1})()
+    runs = [Run(seq, frame, 0, 1, 1) for seq in range(4_000)]
+    lease = Lease(Owner(), runs, 0.0)  # type: ignore[arg-type]
+    assert await lease.ack([seq for seq in range(4_000) if seq % 100]) == 3_960
+    assert [run.seq for run in lease.unsettled_runs] == list(range(0, 4_000, 100))
+    assert await lease.ack([0]) == 1
+    assert lease.unsettled == 39
+
+
+async def test_d_24_cancelled_puts_go_together():
+    GatedRunner.shut, GatedRunner.held = False, []
+    files = RecordingFiles()
+    queue = await DurableQueue.open(ROOT, files=files, runner=GatedRunner)
+    GatedRunner.shut = True
+    first = asyncio.create_task(queue.put(b"first"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(queue.put(b"x")) for _ in range(3_000)]
+    await asyncio.sleep(0.01)
+    assert queue.stats().pending == 3_001
+    for task in waiting[:2_999]:
+        task.cancel()
+    await asyncio.gather(*waiting[:2_999], return_exceptions=True)
+    await asyncio.sleep(0)
+    assert queue.stats().pending == 2
+    GatedRunner.shut = False
+    held, GatedRunner.held = GatedRunner.held, []
+    for call in held:
+        call()
+    assert (await first, await waiting[-1]) == (1, 2)
+    await queue.close()
+
+
+async def test_d_24_closing_does_not_hold_the_loop_while_the_disk_reads(tmp_path):
+    class Slow(OsFiles):
+        slow = False
+
+        def read(self, descriptor, size, offset):
+            if self.slow and size > 1_000:
+                time.sleep(0.5)
+            return super().read(descriptor, size, offset)
+
+    async with DurableQueue.open(tmp_path, DurableConfig(durability="os")) as queue:
+        await queue.put_many([b"x" * 1_000] * 100)
+    files = Slow()
+    queue = await DurableQueue.open(tmp_path, files=files)
+    files.slow = True
+    reading = asyncio.create_task(queue.lease(1, wait=1))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(queue.close())
+    await asyncio.sleep(0)
+    # The loop turns while the thread still reads: that close had to wait for it would show as a closing that is done.
+    assert not closing.done()
+    await asyncio.gather(closing, reading, return_exceptions=True)
+
+
+async def test_d_25_records_given_back_one_by_one_are_read_frame_by_frame():
+    class Counting(RecordingFiles):
+        read_bytes = 0
+
+        def read(self, descriptor, size, offset):
+            data = super().read(descriptor, size, offset)
+            self.read_bytes += len(data)
+            return data
+
+    files = Counting()
+    async with opened(files, durability="os", memory_bytes=100_000) as queue:
+        await queue.put_many([bytes(5_000)] * 400)
+        lease = await queue.lease(400, 1 << 30, wait=0)
+        back = len(lease) - len(lease.records[::2])
+        await lease.ack([record.seq for record in lease.records[::2]])
+        await lease.nack()
+        start, got = files.read_bytes, 0
+        while got < back:
+            again = await queue.lease(back - got, 100_000, wait=0)
+            got += len(again)
+            await again.ack()
+        assert files.read_bytes - start <= 4 * 5_000 * back
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+async def test_d_27_one_bit_costs_one_frame(tmp_path, codec):
+    if codec != "none":
+        pytest.importorskip("cramjam")
+    async with DurableQueue.open(tmp_path / "q", DurableConfig(compression=codec)) as queue:
+        await asyncio.gather(*(queue.put(b"%08d" % at + os.urandom(200)) for at in range(5_000)))
+        await queue.put_many([os.urandom(1_000) for _ in range(2_000)])
+        await queue.put_many([b"after"] * 10)
+    (path,) = segments(tmp_path / "q")
+    whole = path.read_bytes()
+    marker = fmt.decode_segment_header(whole).marker
+    starts, at = [], fmt.DATA_START
+    while (header := fmt.decode_frame_header(whole, at, marker, at)) is not None:
+        assert header.records == 1 or fmt.FRAME_HEADER + 8 * header.records + header.raw_size <= fmt.FRAME_BYTES
+        starts.append((at, header))
+        at += header.size
+    assert len(starts) > 8
+    for start, header in starts[1::3]:
+        for place in (start + 20, start + fmt.FRAME_HEADER + 3, start + header.size - 1):
+            flip(path, place, 4)
+            async with opened(RecordingFiles(base={ROOT / path.name: path.read_bytes()}), compression=codec) as queue:
+                assert 1 <= 7_010 - len(await drain(queue)) <= header.records
+                assert queue.stats().damaged == 7_010 - len(await drain(queue)) - queue.stats().leased
+            flip(path, place, 4)
+
+
+async def test_d_28_a_clock_that_starts_in_1970_drops_nothing():
+    files = RecordingFiles()
+    config = DurableConfig(max_age=86_400.0)
+    async with DurableQueue.open(ROOT, config, files=files, wall_clock=lambda: 5 * 10**9) as queue:
+        await queue.put_many([b"x"] * 100)
+    async with DurableQueue.open(ROOT, config, files=files.snapshot()) as queue:
+        assert len(await queue.lease(wait=0)) == 100
+        assert not queue.stats().dropped.get("max_age")
+
+
+async def test_d_28_what_can_be_put_can_be_buried(tmp_path):
+    config = DurableConfig(durability="os", memory_bytes=600 << 20, max_record=200 << 20)
+    async with DurableQueue.open(tmp_path, config) as queue:
+        await queue.put(bytes(150 << 20))
+        assert await (await queue.lease()).dead_letter("poison") == 1
+
+
+async def test_d_29_verify_looks_at_everything(tmp_path, capsys):
+    place = tmp_path / "q"
+    async with DurableQueue.open(place) as queue:
+        await queue.put_many([b"x%d" % at for at in range(2_000)])
+        await (await queue.lease(10)).dead_letter("because\nof\tit")
+        await (await queue.lease(10)).ack()
+    assert main(["disk", "verify", str(place)]) == 0
+    for path, at in [
+        (segments(place / "dead")[0], fmt.DATA_START + 70),
+        (next(place.glob("*.ack")), 40),
+        (place / "queue.id", 25),
+        (segments(place)[0], fmt.DATA_START + 2),
+    ]:
+        flip(path, at, 1)
+        assert main(["disk", "verify", str(place)]) == 1, path
+        flip(path, at, 1)
+    assert main(["disk", "verify", str(place)]) == 0
+    capsys.readouterr()
+    assert main(["disk", "dead-letters", "list", str(place)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 10
+    assert main(["disk", "verify", str(tmp_path / "nothing")]) == 2
+
+
+async def test_d_29_a_torn_write_that_was_not_confirmed_is_no_damage():
+    files = RecordingFiles()
+    queue = await opened(files)
+    await queue.put(b"confirmed")
+    before = len(files.log)
+    await asyncio.gather(*(queue.put(b"%04d" % at * 100) for at in range(50)))
+    write = next(op for op in files.log[before:] if op.kind == "write")
+    base = dict(files.snapshot().base)
+    (path,) = [path for path in base if path.suffix == ".bqs"]
+    body = write.offset + fmt.FRAME_HEADER + 8 * 50
+    base[path] = base[path][:body] + bytes(len(base[path]) - body)
+    async with opened(RecordingFiles(base=base)) as again:
+        assert again.recovery.damaged_records == 0
+        assert again.recovery.torn_records == 50
+    await queue.close()
+
+
+def test_d_29_a_fork_while_it_opens_keeps_no_lock(tmp_path):
+    code = (
+        "import asyncio, os, sys, time, batchqueue_async as bq\n"
+        "from batchqueue_async.durable.disk.files import OsFiles\n"
+        "class Slow(OsFiles):\n"
+        "    def names(self, path):\n"
+        "        time.sleep(0.3)\n"
+        "        return super().names(path)\n"
+        "async def main():\n"
+        "    opening = asyncio.ensure_future(bq.DurableQueue.open(sys.argv[1], files=Slow()).__aenter__())\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        time.sleep(20)\n"
+        "        os._exit(0)\n"
+        "    await (await opening).close()\n"
+        "    async with bq.DurableQueue.open(sys.argv[1]) as queue:\n"
+        "        print('opened', flush=True)\n"
+        "    os.kill(child, 9)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "q")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "opened\n", done.stderr
+
+
+async def test_d_29_repairs_and_damage_are_logged(caplog):
+    files = RecordingFiles()
+    queue = await opened(files)
+    await queue.put_many([b"one", b"two"])
+    base = {**files.snapshot().base, ROOT / "seg-000000000009.bqs": os.urandom(2_000)}
+    with caplog.at_level("INFO"):
+        async with opened(RecordingFiles(base=base)):
+            pass
+    text = caplog.text
+    assert "durable_quarantined" in text
+    assert "durable_repaired" in text
+    await queue.close()
+
+
+async def test_what_was_set_aside_can_be_put_back(tmp_path, capsys):
+    place = tmp_path / "q"
+    async with DurableQueue.open(place) as queue:
+        await queue.put_many([b"one", b"two"])
+    (path,) = segments(place)
+    (place / "quarantine").mkdir()
+    path.rename(place / "quarantine" / f"{path.name}.1234")
+    assert main(["disk", "restore", str(place), f"{path.name}.1234", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"restored": path.name}
+    async with DurableQueue.open(place) as queue:
+        assert queue.recovery.records == 2
+    assert main(["disk", "restore", str(place), "no-such-file"]) == 2
+    assert inspect.verify(place).problems == []
+
+
+async def test_a_record_that_kills_its_process_three_times_is_given_up():
+    files = RecordingFiles()
+    async with opened(files, max_attempts=3) as queue:
+        await queue.put_many([b"poison", b"good"])
+    killed = files.snapshot()
+    for attempt in range(1, 4):
+        queue = await opened(killed, max_attempts=3)
+        lease = await queue.lease(1)
+        assert (lease.records[0].payload, lease.records[0].attempts) == (b"poison", attempt)
+        killed = killed.snapshot()
+    async with opened(killed, max_attempts=3) as queue:
+        assert [record.payload for record in (await queue.lease(10, wait=5)).records] == [b"good"]
+        await asyncio.sleep(1)
+        (letter,) = await queue.dead_letters()
+        assert (letter.payload, letter.reason) == (b"poison", "max_attempts")
+        assert queue.stats().dead_lettered == 1
