@@ -16,9 +16,9 @@ import itertools
 import math
 import os
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
+from weakref import WeakKeyDictionary
 
 from batchqueue_async._support.checks import Checkup, Choice, Function, Real, Rule, Whole, require
 from batchqueue_async.errors import ConfigError
@@ -210,11 +210,18 @@ class Selector(Protocol[T_contra]):
         ...
 
 
-@lru_cache(maxsize=16_384)
+_type_hashes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of types that come and go, it keeps none alive
+
+
 def stable_type_hash(kind: Any) -> int:
     """A number for a type that is the same in every process, unlike `hash(type)`."""
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+    try:
+        return _type_hashes[kind]
+    except KeyError:
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        number = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+        _type_hashes[kind] = number
+        return number
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,12 @@ from batchqueue_async.errors import (
 from batchqueue_async.policies import TypeHash, WorkerPolicy
 from batchqueue_async.queue.completion import CompletionWait
 from batchqueue_async.queue.deadlock import caller_here, waits
-from batchqueue_async.queue.dispatch import Dispatcher, HandlerEntry
+from batchqueue_async.queue.dispatch import Dispatcher
 from batchqueue_async.queue.drain import DrainRules, DrainTask
 from batchqueue_async.queue.home import HomeLoop
-from batchqueue_async.queue.intake import Intake
+from batchqueue_async.queue.intake import Intake, Routes
 from batchqueue_async.queue.observer import QueueObserver
-from batchqueue_async.queue.partition import Partition
+from batchqueue_async.queue.partition import Lane, Partition
 from batchqueue_async.queue.rebalance import Rebalancer
 from batchqueue_async.queue.round import round_here
 from batchqueue_async.queue.router import PartitionRouter
@@ -47,12 +47,15 @@ from batchqueue_async.queue.stats import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from batchqueue_async.bridge.sync_queue import SyncQueue
     from batchqueue_async.queue.limiter import CallLimiter
     from batchqueue_async.queue.ports import ThreadInbox
     from batchqueue_async.queue.router import Route
+
+MOST_REMOVED_TYPES = 32
+"""The router is cleared of types without handlers when half as many were removed, and as half of those it knows."""
 
 T = TypeVar("T")
 _TYPE = type  # add_handler's parameter hides the builtin
@@ -105,19 +108,8 @@ class BatchQueue(Generic[T]):
         self._sizes = Sizes()
         self._latency = Histogram()
         self._dispatcher: Dispatcher[T] = Dispatcher(
-            name=name,
-            counters=self._counters,
-            sizes=self._sizes,
-            max_batch=config.max_batch,
-            handler_timeout=config.handler_timeout,
-            on_error=config.on_error,
-            limiter=limiter,
-            log_errors=config.log_errors,
+            name, config, counters=self._counters, sizes=self._sizes, workers=workers, limiter=limiter
         )
-        if config.consumer is not None:
-            self._dispatcher.single = HandlerEntry("consumer", config.consumer, calls_at_once=workers)
-        if config.fallback is not None:
-            self._dispatcher.fallback = HandlerEntry("fallback", config.fallback)
         rules = DrainRules(
             max_batch=config.max_batch,
             linger=config.linger,
@@ -139,7 +131,7 @@ class BatchQueue(Generic[T]):
         self._here = self._home.mark
         self._blocking = self._intake.blocking
         self._only = self._router.only
-        self._by_type = self._router.by_type
+        self._by_type: Mapping[type, Partition[T] | Lane[T]] | None = self._router.by_type
         self._shutdown = Shutdown(name, self._drains, self._router, self._counters, self._loop)
         self._observer: QueueObserver[T] = QueueObserver(
             name,
@@ -154,6 +146,7 @@ class BatchQueue(Generic[T]):
             shutdown=self._shutdown,
         )
         self._reviewed = False
+        self._removed_types = 0
         self._rebalancer: Rebalancer[T] | None = None
         self._inbox: ThreadInbox | None = None
         self._bridge: SyncQueue[T] | None = None
@@ -332,17 +325,19 @@ class BatchQueue(Generic[T]):
         """
         self._home.check_thread("produce_many")
         batch = items if isinstance(items, list | tuple) else list(items)
-        if self._intake.put_all(batch):
+        routes = self._intake.put_all(batch)
+        if routes is None:
             return len(batch)
-        return await self._intake.put_rest(batch, None)
+        return await self._intake.put_rest(batch, None, routes)
 
     def produce_many_nowait(self, items: Iterable[T]) -> int:
         """Put in as many of the items as is possible at once: always the first so many; the others are refused."""
         self._home.check_thread("produce_many_nowait")
         batch = items if isinstance(items, list | tuple) else list(items)
-        if self._intake.put_all(batch):
+        routes = self._intake.put_all(batch)
+        if routes is None:
             return len(batch)
-        accepted = self._intake.put_what_fits(batch, 0, None)
+        accepted = self._intake.put_what_fits(batch, 0, None, routes)
         self._intake.refuse(len(batch) - accepted)
         return accepted
 
@@ -374,7 +369,7 @@ class BatchQueue(Generic[T]):
         wait = CompletionWait()
         try:
             self._forbid_here("deliver")
-            accepted = await self._intake.put_rest(batch, wait)
+            accepted = await self._intake.put_rest(batch, wait, Routes(self._router))
             if accepted < len(batch):
                 wait.fail(batch[accepted:], self._why_refused())
             wait.seal()
@@ -565,9 +560,19 @@ class BatchQueue(Generic[T]):
         check_handler(subject, handler, weight)
 
     def remove_handler(self, type: type) -> bool:  # noqa: A002 - contract
-        """Take a type's handler away; False if it had none. A call that runs goes on to its end."""
+        """Take a type's handler away; False if it had none.
+
+        A call that runs goes on to its end, and no other begins: what waits goes to the next handler that there is for
+        the type by then, be it that of a base class, the fallback, or one that is added meanwhile.
+        """
         self._home.check("remove_handler")
-        return self._dispatcher.remove(type)
+        removed = self._dispatcher.remove(type)
+        if removed:
+            self._removed_types += 1
+            if 2 * self._removed_types > MOST_REMOVED_TYPES + len(self._by_type or ()):
+                self._removed_types = 0
+                self._router.forget_types(lambda kind: not self._dispatcher.takes(kind))
+        return removed
 
     def handler(self, type: type, weight: float = 1.0) -> Callable[[HandlerT], HandlerT]:  # noqa: A002 - contract
         """Register the decorated function as the handler of a type; see `add_handler`."""
@@ -579,9 +584,8 @@ class BatchQueue(Generic[T]):
         return register
 
     def _grow(self) -> None:
-        weight = sum(entry.weight for entry in self._dispatcher.entries.values())
         have = self.partition_count
-        wanted = self.config.partitions.resolve(self.worker_count, weight)
+        wanted = self.config.partitions.resolve(self.worker_count, self._dispatcher.weight)
         if wanted <= have:
             return
         new = [Partition[T](index, self.config.buffer_size) for index in range(have, wanted)]

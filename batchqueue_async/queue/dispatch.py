@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from operator import countOf
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakSet, WeakValueDictionary
 
 from batchqueue_async._support import log
 from batchqueue_async._support.handlers import call_of, method_of
@@ -20,9 +21,9 @@ from batchqueue_async.errors import UnhandledTypeError
 from batchqueue_async.queue.limiter import CallLimiter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from batchqueue_async.config import ErrorHandler, Handler
+    from batchqueue_async.config import Handler, QueueConfig
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.round import Call, Chunk, Round
     from batchqueue_async.queue.stats import Counters, Sizes
@@ -44,9 +45,9 @@ class HandlerEntry(Generic[T]):
 
     __slots__ = ("calls", "consume", "failed", "handler", "items", "label", "on_idle", "seconds", "turns", "weight")
 
-    def __init__(self, label: str, handler: Handler[T], weight: float = 1.0, calls_at_once: int = 1) -> None:
+    def __init__(self, label: str, handler: Handler[T], weight: float, turns: CallLimiter) -> None:
         self.label = label
-        self.turns = CallLimiter(calls_at_once)
+        self.turns = turns
         self.calls = self.items = self.failed = 0
         self.seconds = 0.0
         self.replace(handler, weight)
@@ -58,38 +59,68 @@ class HandlerEntry(Generic[T]):
         self.consume: Callable[[list[T]], Awaitable[object]] = call_of(handler)
         self.on_idle: Callable[[], Awaitable[object]] | None = method_of(handler, "on_idle")
 
+    def retire(self) -> None:
+        """Call the handler no more; a round that still has items for it looks for another one."""
+        self.consume = _retired
+        self.on_idle = None
+
+
+class _RetiredError(Exception):
+    """The handler was taken away before its call began."""
+
+
+async def _retired(_: list[Any]) -> None:
+    raise _RetiredError
+
 
 class Dispatcher(Generic[T]):
-    """The handlers of one queue, and the calls to them."""
+    """The handlers of one queue, and the calls to them.
+
+    Attributes:
+        entries: the handlers by type.
+        weight: the sum of their weights.
+    """
 
     def __init__(
         self,
-        *,
         name: str,
+        config: QueueConfig[T],
+        *,
         counters: Counters,
         sizes: Sizes,
-        max_batch: int,
-        handler_timeout: float | None = None,
-        on_error: ErrorHandler[T] | None = None,
-        limiter: CallLimiter | None = None,
-        log_errors: Literal["redacted", "full"] = "redacted",
+        workers: int,
+        limiter: CallLimiter | None,
     ) -> None:
         self.name = name
         self.counters = counters
         self.sizes = sizes
-        self.max_batch = max_batch
-        self.handler_timeout = handler_timeout
-        self.on_error = on_error
+        self.max_batch = config.max_batch
+        self.handler_timeout = config.handler_timeout
+        self.on_error = config.on_error
         self.limiter = limiter
         self.errors = ErrorKeeper()
-        self._full_errors = log_errors == "full"
-        self.single: HandlerEntry[T] | None = None
-        self.fallback: HandlerEntry[T] | None = None
+        self._full_errors = config.log_errors == "full"
         self.entries: dict[type, HandlerEntry[T]] = {}
+        self.weight = 0.0
+        self._single = self._alone("consumer", config.consumer, workers)
+        self._fallback = self._alone("fallback", config.fallback, 1)
         self._resolved: dict[type, HandlerEntry[T] | None] = {}
-        self._told: set[type] = set()
-        self._left: dict[type, CallLimiter] = {}
-        """The turns of removed handlers that were in a call: one added again must not run at the same time."""
+        # Whoever has an entry, as its type's handler or as a round that has not called it yet, keeps its turns alive:
+        # a handler that is taken away and added again meets them, and never runs at the same time as the one before.
+        self._turns: WeakValueDictionary[type, CallLimiter] = WeakValueDictionary()
+        self._idlers: dict[HandlerEntry[T], None] = {}
+        self._told: WeakSet[type] = WeakSet()
+        self._note_idler(self._single)
+        self._note_idler(self._fallback)
+
+    def _alone(self, label: str, handler: Handler[T] | None, calls_at_once: int) -> HandlerEntry[T] | None:
+        return None if handler is None else HandlerEntry(label, handler, 0.0, CallLimiter(calls_at_once))
+
+    def _note_idler(self, entry: HandlerEntry[T] | None) -> None:
+        if entry is not None:
+            self._idlers.pop(entry, None)
+            if entry.on_idle is not None:
+                self._idlers[entry] = None
 
     # -- who takes what ------------------------------------------------------------------------------------------
 
@@ -97,19 +128,25 @@ class Dispatcher(Generic[T]):
         """Register, or replace, the handler of a type."""
         entry = self.entries.get(kind)
         if entry is None:
-            self.entries[kind] = entry = HandlerEntry(kind.__qualname__, handler, weight)
-            entry.turns = self._left.pop(kind, entry.turns)
+            turns = self._turns.get(kind) or self._turns.setdefault(kind, CallLimiter(1))
+            self.entries[kind] = entry = HandlerEntry(kind.__qualname__, handler, weight, turns)
+            self._resolved.clear()
         else:
+            self.weight -= entry.weight
             entry.replace(handler, weight)
-        self._resolved.clear()
+        self.weight += weight
+        self._note_idler(entry)
 
     def remove(self, kind: type) -> bool:
-        """Forget the handler of a type; a running call goes on."""
+        """Forget the handler of a type: a call that runs goes on, and no other begins."""
         entry = self.entries.pop(kind, None)
-        if entry is not None and not entry.turns.idle:
-            self._left[kind] = entry.turns
+        if entry is None:
+            return False
+        entry.retire()
+        self.weight = self.weight - entry.weight if self.entries else 0.0
+        self._note_idler(entry)
         self._resolved.clear()
-        return entry is not None
+        return True
 
     def resolve(self, kind: type) -> HandlerEntry[T] | None:
         """The handler of a type: its own, else that of the nearest base class, else the fallback."""
@@ -117,16 +154,20 @@ class Dispatcher(Generic[T]):
             return self._resolved[kind]
         except KeyError:
             entries = self.entries
-            found = next((entries[base] for base in kind.__mro__ if base in entries), self.fallback)
+            found = next((entries[base] for base in kind.__mro__ if base in entries), self._fallback)
             self._resolved[kind] = found
             return found
 
+    def takes(self, kind: type) -> bool:
+        """Whether a type has a handler of its own, or by a base class."""
+        return any(base in self.entries for base in kind.__mro__)
+
     def group(self, chunks: list[Chunk[T]]) -> list[Call[T]]:
         """Sort a round's items by handler, in the order in which they came, in lists of at most `max_batch`."""
-        if self.single is not None:
+        if self._single is not None:
             if len(chunks) == 1:
-                return [(self.single, chunks[0][1])]
-            return [(self.single, [item for _, items, _ in chunks for item in items])]
+                return [(self._single, chunks[0][1])]
+            return [(self._single, [item for _, items, _ in chunks for item in items])]
         lists: dict[HandlerEntry[T] | None, list[T]] = {}
         own: set[HandlerEntry[T] | None] = set()
         for _, items, known in chunks:
@@ -158,13 +199,31 @@ class Dispatcher(Generic[T]):
             return [(entry, items)]
         return [(entry, items[start : start + most]) for start in range(0, len(items), most)]
 
+    def _group_one_by_one(self, items: Iterable[T]) -> list[Call[T]]:
+        """The same where a class is in the way: one that can't be hashed or compared fails its own items alone."""
+        found: dict[int, HandlerEntry[T] | None] = {}
+        lists: dict[HandlerEntry[T] | None, list[T]] = {}
+        for item in items:
+            kind = type(item)
+            if id(kind) not in found:
+                try:
+                    found[id(kind)] = self.resolve(kind)
+                except Exception as error:  # noqa: BLE001 - whatever a metaclass raises is its items' failure
+                    found[id(kind)] = _refusing(kind, error)
+            lists.setdefault(found[id(kind)], []).append(item)
+        return [call for entry, mine in lists.items() for call in self._bounded(entry, mine)]
+
     # -- calling -------------------------------------------------------------------------------------------------
 
-    async def run(  # noqa: C901, PLR0912 - the hot path of a call, written out
+    async def run(  # noqa: C901, PLR0912, PLR0915 - the hot path of a call, written out
         self, round_: Round[T]
     ) -> None:
         """Call the handlers of everything in the round, one after the other."""
-        round_.calls = calls = self.group(round_.chunks)
+        try:
+            calls = self.group(round_.chunks)
+        except Exception:  # noqa: BLE001 - the hash and the comparison of a class may be the user's
+            calls = self._group_one_by_one(item for _, items, _ in round_.chunks for item in items)
+        round_.calls = calls
         drain = round_.drain
         counters = self.counters
         sizes = self.sizes.exact
@@ -176,7 +235,7 @@ class Dispatcher(Generic[T]):
         for index, (entry, items) in enumerate(calls):
             round_.call_index = index
             if entry is None:
-                self._unhandled(round_, items)
+                self._without_handler(round_, items)
                 continue
             count = len(items)
             try:
@@ -200,7 +259,11 @@ class Dispatcher(Generic[T]):
                     raise
                 if drain.disturbed and not drain.stopping:
                     await drain.recover()
-                await self._failed(round_, entry, items, error)
+                if isinstance(error, _RetiredError):
+                    self.sizes.undo(count)
+                    self._without_handler(round_, items)
+                else:
+                    await self._failed(round_, entry, items, error)
             else:
                 if not round_.abandoned:
                     counters.handled += count
@@ -271,6 +334,16 @@ class Dispatcher(Generic[T]):
             "on_error_failed", queue=self.name, worker=round_.drain.index, **describe(failure, full=self._full_errors)
         )
 
+    def _without_handler(self, round_: Round[T], items: list[T]) -> None:
+        """The items had no handler when the round began, or it was taken away since: look for one now."""
+        if round_.abandoned:
+            return
+        calls = self._group_one_by_one(items)
+        if all(entry is None for entry, _ in calls):
+            self._unhandled(round_, items)
+        else:
+            round_.replace_call(round_.call_index, calls)
+
     def _unhandled(self, round_: Round[T], items: list[T]) -> None:
         self.counters.unhandled += len(items)
         round_.fail(
@@ -290,19 +363,18 @@ class Dispatcher(Generic[T]):
     # -- idling --------------------------------------------------------------------------------------------------
 
     def all_entries(self) -> list[HandlerEntry[T]]:
-        """Every handler that is registered."""
-        entries = list(self.entries.values())
-        entries += [entry for entry in (self.single, self.fallback) if entry is not None]
-        return entries
+        """Every handler that is registered; may be asked by any thread."""
+        alone = (entry for entry in (self._single, self._fallback) if entry is not None)
+        return [*list(self.entries.values()), *alone]
 
     def wants_idle(self) -> bool:
         """Whether any handler has an `on_idle`."""
-        return any(entry.on_idle is not None for entry in self.all_entries())
+        return bool(self._idlers)
 
     async def idle(self, drain: DrainTask[T]) -> None:
         """Call `on_idle` of every handler that is not in a call; stop at once when items arrive."""
         called: set[int] = set()
-        for entry in self.all_entries():
+        for entry in list(self._idlers):
             if drain.ready or drain.closing:
                 return
             if entry.on_idle is None or id(entry.handler) in called:
@@ -315,8 +387,8 @@ class Dispatcher(Generic[T]):
     async def _idle_call(
         self, drain: DrainTask[T], entry: HandlerEntry[T], on_idle: Callable[[], Awaitable[object]]
     ) -> None:
-        # One object may handle several types: none of its calls may run beside its on_idle.
-        siblings = [other for other in self.all_entries() if other.handler is entry.handler]
+        # One object may handle several types: none of its calls may run at the same time as its on_idle.
+        siblings = [other for other in self._idlers if other.handler is entry.handler]
         if entry not in siblings:
             return  # it was removed while the on_idle of another one ran
         if any(not other.turns.idle for other in siblings):
@@ -351,6 +423,15 @@ def _own_list(
         own.add(entry)
         lists[entry] = lists[entry].copy() if entry in lists else []
     return lists[entry]
+
+
+def _refusing(kind: type, error: Exception) -> HandlerEntry[Any]:
+    """A handler that fails what it is given: items of a class that can't be looked up."""
+
+    async def refuse(_: list[Any]) -> None:
+        raise error
+
+    return HandlerEntry(type.__repr__(kind), refuse, 0.0, CallLimiter(1))
 
 
 def _differ(first: type, items: Sequence[object]) -> bool:

@@ -34,6 +34,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Routes(Generic[T]):
+    """The routes of a call's items: each is asked for once, for as long as the queue does not grow."""
+
+    __slots__ = ("_epoch", "_first", "_found", "_router")
+
+    def __init__(self, router: PartitionRouter[T]) -> None:
+        self._router = router
+        self._epoch = router.epoch
+        self._found: list[Route[T]] = []
+        self._first = 0
+        """The index of the item that the first of them is for."""
+
+    def of(self, index: int, item: T) -> Route[T]:
+        """The route of an item; items are asked for in order, as often as one likes."""
+        router = self._router
+        if router.by_type is not None:
+            return router.route(item)
+        if self._epoch != router.epoch or index > self._first + len(self._found):
+            self._epoch = router.epoch
+            self._found = []
+            self._first = index
+        if index == self._first + len(self._found):
+            self._found.append(router.route(item))
+        return self._found[index - self._first]
+
+
 class Intake(Generic[T]):
     """The slow ways into one queue, under its strategy.
 
@@ -119,24 +145,27 @@ class Intake(Generic[T]):
             partition.adopt(self._by_lane(items))
 
     def _by_lane(self, items: list[T]) -> list[tuple[Lane[T] | None, list[T]]]:
-        kinds: dict[type, list[T]] = {}
-        kind = type(items[0])
-        if countOf(map(type, items), kind) == len(items):
-            kinds[kind] = items
+        """The items by type, while nothing moves: each type has its lane in the partition, or gets it now."""
+        by_kind: dict[int, list[T]] = {}  # by the identities of the types, some of which may not be comparable
+        if countOf(map(id, map(type, items)), id(type(items[0]))) == len(items):
+            by_kind[0] = items
         else:
             for item in items:
-                kinds.setdefault(type(item), []).append(item)
-        parts: list[tuple[Lane[T] | None, list[T]]] = []
-        for each, mine in kinds.items():
-            route = self._router.route_of_type(each)
-            parts.append((route if isinstance(route, Lane) else None, mine))
-        return parts
+                by_kind.setdefault(id(type(item)), []).append(item)
+        routes = [(self._router.route_of_type(type(mine[0])), mine) for mine in by_kind.values()]
+        return [(route if isinstance(route, Lane) else None, mine) for route, mine in routes]
 
     def _take_in_anew(self, partition: Partition[T], items: list[T], *, evicts: bool) -> None:
         """The same one by one, each where it belongs by now."""
         keep = isinstance(self._router.selector, RoundRobin)  # it has no order, and one partition is as good as another
+        failed: list[Exception] = []
         for item in items:
-            route = partition if keep else self._route_again(item, partition)
+            route: Route[T] = partition
+            if not keep:
+                try:
+                    route = self._router.route(item)
+                except Exception as error:  # noqa: BLE001 - the selector is the user's; an accepted item stays here
+                    failed.append(error)
             if evicts:
                 if not route.offer(item):
                     route.evict()
@@ -151,13 +180,9 @@ class Intake(Generic[T]):
                 route.receive(item)
             else:
                 route.partition.adopt([(route if isinstance(route, Lane) else None, [item])])
-
-    def _route_again(self, item: T, partition: Partition[T]) -> Route[T]:
-        try:
-            return self._router.route(item)
-        except Exception as error:  # noqa: BLE001 - the selector is the user's; the item was accepted, and stays here
-            log.warning("selector_failed", queue=self.name, partition=partition.index, **describe(error))
-            return partition
+        if failed:
+            fields = describe(failed[0])
+            log.warning("selector_failed", queue=self.name, partition=partition.index, items=len(failed), **fields)
 
     # -- waiting for room ----------------------------------------------------------------------------------------
 
@@ -244,15 +269,19 @@ class Intake(Generic[T]):
 
     # -- many items ----------------------------------------------------------------------------------------------
 
-    def put_all(self, items: Sequence[T]) -> bool:
-        """Put all items in at once, or none."""
+    def put_all(self, items: Sequence[T]) -> Routes[T] | None:
+        """Put all items in at once (None), or none: then the routes come back that were asked for, for `put_rest`."""
         if self.closed or not items:
-            return not items
+            return Routes(self._router) if items else None
         self._home.check("produce_many")
         router = self._router
         if router.only is not None:
-            return router.only.offer_many(items)
-        return self._put_all_by_type(items) if router.by_type is not None else self._put_all_by_route(items)
+            return None if router.only.offer_many(items) else Routes(router)
+        if router.by_type is not None:
+            return None if self._put_all_by_type(items) else Routes(router)
+        if isinstance(router.selector, RoundRobin):
+            return None if self._put_all_in_turns(items) else Routes(router)
+        return self._put_all_by_route(items)
 
     def _put_all_by_type(self, items: Sequence[T]) -> bool:
         kind = type(items[0])
@@ -263,16 +292,22 @@ class Intake(Generic[T]):
             return False
         return route.partition.offer_many(items, route if isinstance(route, Lane) else None)
 
-    def _put_all_by_route(self, items: Sequence[T]) -> bool:
+    def _put_all_in_turns(self, items: Sequence[T]) -> bool:
+        partitions = self._router.partitions
+        first = self._router.route(items[0]).partition.index
+        turns = range(min(len(partitions), len(items)))
+        return self._put_parts(
+            {partitions[(first + turn) % len(partitions)]: [*items[turn :: len(partitions)]] for turn in turns}
+        )
+
+    def _put_all_by_route(self, items: Sequence[T]) -> Routes[T] | None:
+        routes = Routes(self._router)
         parts: dict[Route[T], list[T]] = {}
-        if isinstance(self._router.selector, RoundRobin):
-            partitions = self._router.partitions
-            first = self._router.route(items[0]).partition.index
-            turns = range(min(len(partitions), len(items)))
-            parts = {partitions[(first + turn) % len(partitions)]: [*items[turn :: len(partitions)]] for turn in turns}
-        else:
-            for item in items:
-                parts.setdefault(self._router.route(item), []).append(item)
+        for index, item in enumerate(items):
+            parts.setdefault(routes.of(index, item), []).append(item)
+        return None if self._put_parts(parts) else routes
+
+    def _put_parts(self, parts: dict[Route[T], list[T]]) -> bool:
         if any(
             not isinstance(route, Partition) or route.full() or route.room() < len(part)
             for route, part in parts.items()
@@ -282,15 +317,15 @@ class Intake(Generic[T]):
             route.partition.put_in(part)
         return True
 
-    async def put_rest(self, items: Sequence[T], completion: CompletionWait | None) -> int:
+    async def put_rest(self, items: Sequence[T], completion: CompletionWait | None, routes: Routes[T]) -> int:
         """Put items in one after the other, waiting for room where the strategy does; how many were accepted."""
         deadline = self._block_deadline()
         done = 0
         while True:
-            done = self.put_what_fits(items, done, completion)
+            done = self.put_what_fits(items, done, completion, routes)
             if done == len(items) or self.closed or not self.blocking:
                 break
-            partition = self._router.route(items[done]).partition
+            partition = routes.of(done, items[done]).partition
             rest = items[done:] if self._router.only is not None else items[done : done + 1]
             granted = await self._wait_for_room(partition, rest, deadline, completion)
             done += granted
@@ -299,20 +334,22 @@ class Intake(Generic[T]):
         self.refuse(len(items) - done)
         return done
 
-    def put_what_fits(self, items: Sequence[T], start: int, completion: CompletionWait | None) -> int:
+    def put_what_fits(
+        self, items: Sequence[T], start: int, completion: CompletionWait | None, routes: Routes[T]
+    ) -> int:
         """Put items in one by one from `start` on, without waiting; the index of the first that has no place."""
         only = self._router.only
         if only is not None and self.config.strategy is not BufferStrategy.DROP_OLDEST:
             return self._fill_only(only, items, start, completion)
         if completion is not None:
-            return self._put_watched(items, start, completion)
+            return self._put_watched(items, start, completion, routes)
         by_type = self._router.by_type or {}
         for index in range(start, len(items)):
             item = items[index]
             try:
-                route = by_type[type(item)]
+                route: Route[T] = by_type[type(item)]
             except KeyError:
-                route = self._router.route(item)
+                route = routes.of(index, item)
             for _ in route.fast_slots:
                 route.tail.append(item)
                 break
@@ -321,13 +358,13 @@ class Intake(Generic[T]):
                     return index
         return len(items)
 
-    def _put_watched(self, items: Sequence[T], start: int, completion: CompletionWait) -> int:
+    def _put_watched(self, items: Sequence[T], start: int, completion: CompletionWait, routes: Routes[T]) -> int:
         """The same for items that a caller waits for, a run of one type at a time."""
         # Where one item may evict the one before, each has to be watched before the next comes.
         one_by_one = self._router.by_type is None or self.config.strategy is BufferStrategy.DROP_OLDEST
         index = start
         while index < len(items):
-            route, kind, first = self._router.route(items[index]), type(items[index]), index
+            route, kind, first = routes.of(index, items[index]), type(items[index]), index
             route.partition.order()
             while index < len(items) and type(items[index]) is kind:
                 if not self._offer_counted_by_caller(route, items[index]):

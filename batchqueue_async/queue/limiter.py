@@ -23,7 +23,7 @@ class CallLimiter:
         waiting: those that wait for one.
     """
 
-    __slots__ = ("holders", "limit", "waiting")
+    __slots__ = ("__weakref__", "holders", "limit", "waiting")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

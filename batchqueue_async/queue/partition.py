@@ -232,6 +232,12 @@ class Partition(Generic[T]):
         self.seal()
         self._put_to_sleep(lane)
 
+    def close_lanes(self) -> None:
+        """The same for every type."""
+        self.order()
+        for lane in list(self.lanes or ()):
+            self._put_to_sleep(lane)
+
     def _put_to_sleep(self, lane: Lane[T]) -> None:
         if self.lanes is not None and not lane.asleep:
             del self.lanes[lane]

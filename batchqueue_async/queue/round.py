@@ -7,6 +7,7 @@ shutdown that gives up on it. A round that was abandoned counts nothing any more
 
 from __future__ import annotations
 
+from collections import deque
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -46,7 +47,17 @@ class Round(Generic[T]):
         abandoned: whether a shutdown has given up on it, so that what its handler still does no longer counts.
     """
 
-    __slots__ = ("abandoned", "call_index", "calls", "chunks", "drain", "pending", "running")
+    __slots__ = (
+        "_numbers",
+        "_told_until",
+        "abandoned",
+        "call_index",
+        "calls",
+        "chunks",
+        "drain",
+        "pending",
+        "running",
+    )
 
     def __init__(self, drain: DrainTask[T]) -> None:
         self.drain = drain
@@ -56,6 +67,9 @@ class Round(Generic[T]):
         self.pending = 0
         self.running = True
         self.abandoned = False
+        # For those who wait: the numbers, by type, of the items of the calls from `_told_until` on.
+        self._numbers: dict[int, deque[tuple[Partition[T], int]]] | None = None
+        self._told_until = 0
 
     def unfinished(self) -> list[T]:
         """The items that have no outcome: those of the call that was cut off, and of those that never began."""
@@ -68,6 +82,11 @@ class Round(Generic[T]):
         calls = self.calls
         return calls[self.call_index][0] if calls is not None and self.call_index < len(calls) else None
 
+    def replace_call(self, index: int, calls: Sequence[Call[T]]) -> None:
+        """Let the items of a call go into other calls, which come next."""
+        if self.calls is not None:
+            self.calls[index : index + 1] = [(None, []), *calls]
+
     def fail(self, error: BaseException) -> None:
         """The call under way has come to its end, and its items were not handled."""
         if self.calls is None:
@@ -75,21 +94,6 @@ class Round(Generic[T]):
         self._tell_waiting(self.call_index, error)
         self.pending -= len(self.calls[self.call_index][1])
         self.call_index += 1
-
-    def _tell_waiting(self, index: int, error: BaseException) -> None:
-        """Tell those who wait for the items of a handler call that they were not handled."""
-        if self.calls is None or not self.is_awaited:
-            return
-        entry, items = self.calls[index]
-        # The calls of one handler hold its items in the order of the chunks: that gives each item's number back.
-        kinds = {id(type(item)) for other, batch in self.calls if other is entry for item in batch}
-        first = sum(len(batch) for other, batch in self.calls[:index] if other is entry)
-        passed = 0
-        for partition, number, item in self._numbered():
-            if id(type(item)) in kinds:
-                if first <= passed < first + len(items):
-                    partition.fail_item(number, item, error)
-                passed += 1
 
     def fail_unfinished(self, error: BaseException) -> None:
         """Tell those who wait for what is unfinished that it will not be handled."""
@@ -104,6 +108,24 @@ class Round(Generic[T]):
     def is_awaited(self) -> bool:
         """Whether somebody waits for the outcome of some of its items."""
         return any(partition.ranges is not None for partition, _, _ in self.chunks)
+
+    def _tell_waiting(self, index: int, error: BaseException) -> None:
+        """Tell those who wait for the items of a handler call that they were not handled."""
+        if self.calls is None or not self.is_awaited:
+            return
+        if self._numbers is None:
+            # Keyed by the types' identities: a type may have a hash that raises.
+            self._numbers = {}
+            for partition, number, item in self._numbered():
+                self._numbers.setdefault(id(type(item)), deque()).append((partition, number))
+        # The calls have the items of each type in the order of the chunks: that gives each item's number back.
+        for _, items in self.calls[self._told_until : index]:
+            for item in items:
+                self._numbers[id(type(item))].popleft()
+        for item in self.calls[index][1]:
+            partition, number = self._numbers[id(type(item))].popleft()
+            partition.fail_item(number, item, error)
+        self._told_until = index + 1
 
     def _numbered(self) -> Iterable[tuple[Partition[T], int, T]]:
         """Every item with its partition and its sequence number there."""

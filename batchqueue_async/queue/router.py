@@ -34,7 +34,8 @@ class PartitionRouter(Generic[T]):
     """The partitions of one queue, and the way from an item to where it goes.
 
     Attributes:
-        by_type: under `type_hash`, the route of each type met so far; producers read it directly. None otherwise.
+        by_type: under `type_hash`, the route of each type that has been met since the queue grew and is not moving;
+            producers read it directly. None otherwise.
         only: the single partition of a queue that can't grow, else None.
         migrations: what is moving.
         epoch: how often routes have changed; what was a route in one epoch may be none in the next.
@@ -48,7 +49,10 @@ class PartitionRouter(Generic[T]):
         self.partitions = partitions
         self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
         typed = self.only is None and type(selector) is TypeHash
-        self.by_type: dict[type, Route[T]] | None = {} if typed else None
+        self.by_type: dict[type, Partition[T] | Lane[T]] | None = {} if typed else None
+        self._migrating: dict[type, Migration[T]] = {}
+        self._before: dict[type, Partition[T]] = {}
+        """Where a type was before the queue grew, if something of it may still be there."""
         self._lanes = lanes
         self.migrations: dict[Migration[T], None] = {}
         self.epoch = 0
@@ -72,7 +76,7 @@ class PartitionRouter(Generic[T]):
 
     def route_of_type(self, kind: type) -> Route[T]:
         """Where the items of a type go, under `type_hash`; a type met for the first time gets its route."""
-        return (self.by_type or {}).get(kind) or self._first_of(kind)
+        return (self.by_type or {}).get(kind) or self._migrating.get(kind) or self._first_of(kind)
 
     def route_in(self, item: T, partition: Partition[T]) -> Route[T]:
         """The route of an item whose producer has got room by waiting for a partition."""
@@ -88,13 +92,7 @@ class PartitionRouter(Generic[T]):
         self.partitions.extend(new)
         self.epoch += 1
         if self.by_type is not None:
-            for kind, route in list(self.by_type.items()):
-                if isinstance(route, Migration):
-                    continue  # one on its way is looked at again when it arrives
-                if route.partition.idle:
-                    self._forget(kind, route)  # its next item finds its home, whichever that is by then
-                else:
-                    self._move_type(kind)
+            self._unsettle_types()
             self._lead_waiters()
         elif isinstance(self.selector, RoundRobin):
             self._width = len(self.partitions)  # no order to keep
@@ -105,14 +103,9 @@ class PartitionRouter(Generic[T]):
         """Let go of the types that nobody has a handler for any more, unless something of them is under way."""
         if self.by_type is not None:
             for kind, route in list(self.by_type.items()):
-                if not isinstance(route, Migration) and route.partition.idle and unused(kind):
-                    self._forget(kind, route)
-
-    def _forget(self, kind: type, route: Partition[T] | Lane[T]) -> None:
-        if self.by_type is not None:
-            del self.by_type[kind]
-        if isinstance(route, Lane):
-            route.partition.close_lane(route)
+                if route.partition.idle and unused(kind):
+                    self._unsettle(kind)
+            self._before = {kind: partition for kind, partition in self._before.items() if not partition.idle}
 
     def _lead_waiters(self) -> None:
         """Let every waiting producer wait where its item belongs now, in the order in which they came.
@@ -139,7 +132,15 @@ class PartitionRouter(Generic[T]):
         return self.partitions[stable_type_hash(kind) % len(self.partitions)]
 
     def _first_of(self, kind: type) -> Route[T]:
-        return self._settle_type(kind, self._home(kind))
+        """A type is met for the first time, or for the first time since the queue has grown."""
+        home = self._home(kind)
+        old = self._before.pop(kind, None)
+        if old is None or old is home or old.idle:
+            return self._settle_type(kind, home)
+        migration = Migration(old, home, partial(self._settle_type, kind, home), partial(self._type_arrived, kind))
+        self.migrations[migration] = None
+        self._migrating[kind] = migration
+        return migration
 
     def _settle_type(self, kind: type, home: Partition[T]) -> Partition[T] | Lane[T]:
         route = home.lane(kind) if self._lanes else home
@@ -147,29 +148,35 @@ class PartitionRouter(Generic[T]):
             self.by_type[kind] = route
         return route
 
-    def _move_type(self, kind: type) -> None:
-        if self.by_type is None:
+    def _unsettle_types(self) -> None:
+        """The queue has grown: each type finds its home anew when it is met again, and moves then if it has to.
+
+        So growing costs what was met since it grew last, and not what was ever met.
+        """
+        settled = dict(self.by_type or {})
+        if self.by_type is not None:
+            self.by_type.clear()
+        for partition in dict.fromkeys(route.partition for route in settled.values()):
+            partition.close_lanes()
+        self._before.update((kind, route.partition) for kind, route in settled.items() if not route.partition.idle)
+
+    def _unsettle(self, kind: type) -> None:
+        """One type finds its home anew when it is met again."""
+        if self.by_type is None or (route := self.by_type.pop(kind, None)) is None:
             return
-        old, home = self.by_type[kind], self._home(kind)
-        if isinstance(old, Migration) or old.partition is home:
-            return  # one on its way is looked at again when it arrives
-        if isinstance(old, Lane):
-            old.partition.close_lane(old)
-        if old.partition.idle:
-            self._settle_type(kind, home)
-            return
-        migration = Migration(
-            old.partition, home, partial(self._settle_type, kind, home), partial(self._type_arrived, kind)
-        )
-        self.migrations[migration] = None
-        self.by_type[kind] = migration
+        if isinstance(route, Lane):
+            route.partition.close_lane(route)
+        if not route.partition.idle:
+            self._before[kind] = route.partition
 
     def _type_arrived(self, kind: type, migration: Migration[T]) -> None:
         self.epoch += 1
         del self.migrations[migration]
-        self._move_type(kind)
+        del self._migrating[kind]
+        if self._home(kind) is not migration.target:  # the queue may have grown again meanwhile
+            self._unsettle(kind)
         self.on_rerouted()
-        self._lead_waiters()  # it may move on: the queue may have grown again meanwhile
+        self._lead_waiters()
         self._tell_settled()
 
     # -- other selectors: all at once, each pair of old and new partition through its own migration ------------------
@@ -186,7 +193,7 @@ class PartitionRouter(Generic[T]):
     @property
     def moving(self) -> bool:
         """Whether some items have to take their way through a migration."""
-        return bool(self.migrations) or bool(self._fences)
+        return bool(self.migrations) or bool(self._fences) or bool(self._before)
 
     def ask(self, item: T, width: int) -> int:
         """The selector's index for an item, checked; from any thread."""

@@ -98,6 +98,13 @@ class Sizes:
             self._fold()
         self.exact[size] = 1
 
+    def undo(self, size: int) -> None:
+        """Take back a number that was just counted."""
+        if self.exact.get(size, 0) > 1:
+            self.exact[size] -= 1
+        else:
+            self.exact.pop(size, None)
+
     def _fold(self) -> None:
         for size, times in self.exact.items():
             self._rest.record(size, times)

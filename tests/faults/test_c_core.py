@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import tracemalloc
+import weakref
 from typing import Any
 
 import anyio
 import pytest
-from queue_tools import Item, check, check_report, make
+from queue_tools import Item, check, check_report, kinds, make
+from work_meter import Meter
 
 import batchqueue_async as bq
 from batchqueue_async.testing import RecordingErrorHandler, RecordingHandler, VirtualTimeLoop, advance, settle
@@ -319,3 +323,378 @@ async def test_c_4_a_handler_that_ignores_all_of_it_is_left_behind():
     let_go.set()
     await settle()
     assert check(queue).handled == 0
+
+
+# -- C-5: items belong to the round from the take --------------------------------------------------------------------
+
+
+class Unhashable(type):  # noqa: PLW1641 - that it has no hash is the point
+    """A class of this kind can't be looked up: it has an equality and no hash."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+class Odd(metaclass=Unhashable):
+    pass
+
+
+class Raising(type):
+    """A class of this kind raises where it is compared, and where it is hashed."""
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError
+
+    def __hash__(cls) -> int:
+        raise RuntimeError
+
+
+class Worse(metaclass=Raising):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Odd, Worse])
+@pytest.mark.parametrize("together", [False, True])
+async def test_c_5_a_class_that_can_not_be_looked_up_fails_its_own_items_alone(kind, together):
+    errors = RecordingErrorHandler()
+    numbers = RecordingHandler[int]()
+    queue = make(on_error=errors)
+    queue.add_handler(int, numbers)
+    odd = kind()
+    items: list[Any] = [1, 2, odd, 3]
+    if together:
+        assert await queue.produce_many(items) == 4
+    else:
+        assert [await queue.produce(item) for item in items] == [True] * 4
+    with pytest.raises(bq.DeliveryError) as caught:
+        await queue.deliver([another := kind(), 4])
+    assert [failure.items for failure in caught.value.failures] == [(another,)]
+    await queue.flush(timeout=5)
+    assert numbers.handled == [1, 2, 3, 4]
+    assert [item for items, _ in errors.failures for item in items] == [odd, another]
+    assert check(queue).failed == 2
+    report = await queue.shutdown()
+    assert (report.handled, report.failed, report.undelivered) == (4, 2, [])
+    check_report(report)
+
+
+async def test_c_5_whatever_ends_a_round_as_it_is_grouped_its_items_are_in_the_report():
+    class Quits(type):
+        def __hash__(cls) -> int:
+            raise KeyboardInterrupt
+
+    class Last(metaclass=Quits):
+        pass
+
+    queue = make()
+    queue.add_handler(int, RecordingHandler())
+    await queue.produce_many([1, last := Last(), 2])
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        await queue._drains[0]._drain()
+    assert check(queue).in_flight == 3
+    queue._drains[0].stop()
+    report = await queue.shutdown()
+    assert report.undelivered == [1, last, 2]
+    check_report(report)
+
+
+@pytest.mark.parametrize("strategy", [bq.BufferStrategy.BLOCKING, bq.BufferStrategy.DROP_OLDEST])
+async def test_c_5_a_selector_is_asked_once_for_each_item(strategy):
+    asked: list[int] = []
+
+    def select(item: int, count: int) -> int:
+        asked.append(item)
+        return item % count
+
+    handler = RecordingHandler[int]()
+    queue = make(
+        partitions=bq.PartitionPolicy.fixed(4), selector=select, buffer_size=5, consumer=handler, strategy=strategy
+    )
+    assert await queue.produce_many(range(300)) == 300
+    assert await queue.produce_many(range(300, 303)) == 3
+    await queue.flush()
+    assert asked == list(range(303))
+    asked.clear()
+    if strategy is bq.BufferStrategy.BLOCKING:
+        await queue.deliver(range(100))
+        assert asked == list(range(100))
+
+
+async def test_c_5_a_selector_that_raises_when_it_is_asked_again_loses_nothing():
+    """What came in from a thread is placed anew when the queue has grown; where that fails it stays where it was."""
+    tenants: dict[int, str] = {}
+    handler = RecordingHandler[int]()
+    queue = make(
+        workers=bq.WorkerPolicy.fixed(2),
+        partitions=bq.PartitionPolicy.adaptive(),
+        selector=bq.by_key(lambda item: tenants[item]),
+        max_batch=2,
+    )
+    queue.add_handler(int, handler)
+    bridge = queue.bridge()
+    tenants.update(dict.fromkeys(range(20), "t"))
+    assert [await asyncio.to_thread(bridge.produce, number) for number in range(10)] == [True] * 10
+    # These stay in the inbox while the queue grows.
+    assert [bridge.produce(number) for number in range(10, 20)] == [True] * 10
+    tenants.clear()
+    queue.add_handler(str, handler, weight=5.0)
+    await queue.flush(timeout=60)
+    assert sorted(handler.handled) == list(range(20))
+    stats = queue.stats()
+    assert stats.accepted == stats.handled == 20
+    assert (await queue.shutdown()).complete
+
+
+# -- C-7: one turn for each type, across removal ---------------------------------------------------------------------
+
+
+async def test_c_7_a_handler_that_replaces_a_removed_one_never_runs_at_the_same_time():
+    running: list[str] = []
+    calls: list[tuple[str, int]] = []
+
+    def handler(name: str) -> Any:
+        async def handle(batch: list[Any]) -> None:
+            running.append(name)
+            assert len(running) == 1, running
+            calls.append((name, len(batch)))
+            await asyncio.sleep(0.1)
+            running.remove(name)
+
+        return handle
+
+    queue = make(
+        workers=bq.WorkerPolicy.fixed(2), partitions=bq.PartitionPolicy.fixed(2), selector=lambda item, _: item.number
+    )
+    queue.add_handler(Item, RecordingHandler(delay=0.05))
+    queue.add_handler(Other, handler("old"))
+    await queue.produce_many([Item(0), Other(0)])  # the first worker has Other still before it
+    await advance(0.01)
+    assert queue.remove_handler(Other)
+    queue.add_handler(Other, handler("new"))
+    await queue.produce(Other(1))
+    await queue.flush(timeout=5)
+    assert calls == [("new", 1), ("new", 1)]
+    # The same while a call of the old one runs.
+    await queue.produce(Other(0))
+    await settle()
+    assert queue.remove_handler(Other)
+    queue.add_handler(Other, handler("newer"))
+    await queue.produce(Other(1))
+    await queue.flush(timeout=5)
+    assert calls[2:] == [("new", 1), ("newer", 1)]
+    assert (await queue.shutdown()).failed == 0
+
+
+@pytest.mark.parametrize("then", ["nothing", "base", "fallback", "again"])
+async def test_c_7_what_a_removed_handler_had_still_to_do_goes_to_the_next(then):
+    fallback = RecordingHandler[Any]()
+    base, old, new = RecordingHandler[Any](), RecordingHandler[Any](), RecordingHandler[Any]()
+    slow = RecordingHandler[str](delay=1.0)
+    queue = make(max_batch=2, fallback=fallback if then == "fallback" else None)
+    queue.add_handler(str, slow)
+    queue.add_handler(Other, old)
+    if then == "base":
+        queue.add_handler(Item, base)
+    others = [Other(number) for number in range(3)]
+    waiting = asyncio.create_task(queue.deliver(["first", *others]))
+    await settle()
+    queue.remove_handler(Other)
+    if then == "again":
+        queue.add_handler(Other, new)
+    if then == "nothing":
+        with pytest.raises(bq.DeliveryError) as caught:
+            await waiting
+        assert [item for failure in caught.value.failures for item in failure.items] == others
+    else:
+        await waiting
+        assert {"base": base, "fallback": fallback, "again": new}[then].handled == others
+    assert old.items == []
+    stats = check(queue)
+    assert stats.unhandled == (3 if then == "nothing" else 0)
+    assert stats.handled == 4 - stats.unhandled
+    assert (await queue.shutdown()).complete
+
+
+async def test_c_7_an_item_without_a_handler_meets_one_that_is_added_before_its_turn():
+    slow, late = RecordingHandler[str](delay=1.0), RecordingHandler[int]()
+    queue = make()
+    queue.add_handler(str, slow)
+    await queue.produce_many(["first", 1, 2])
+    await settle()
+    queue.add_handler(int, late)
+    await queue.flush(timeout=5)
+    assert (late.handled, check(queue).unhandled) == ([1, 2], 0)
+    await queue.shutdown()
+
+
+# -- C-16 and C-17: work that grows with what comes in, not with what ever came --------------------------------------
+
+
+def _run(main: Any) -> Any:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main)
+
+
+async def _deliver(count: int) -> int:
+    queue = make(consumer=RecordingHandler(), max_batch=10, buffer_size=1_000_000)
+    with Meter() as meter:
+        await asyncio.gather(*(queue.deliver([number]) for number in range(count)))
+    assert queue.stats().handled == count
+    assert queue._router.partitions[0].ranges is None
+    await queue.shutdown()
+    return meter.lines
+
+
+def test_c_17_the_price_of_a_deliver_does_not_grow_with_their_number():
+    few, many = _run(_deliver(500)) / 500, _run(_deliver(4_000)) / 4_000
+    assert many < 1.05 * few, (few, many)
+
+
+async def _deliver_by_type(count: int, *, fail: bool, strategy: str = "block") -> int:
+    handler = RecordingHandler[Any](fail=(lambda _: ValueError()) if fail else None)
+    queue = make(
+        partitions=bq.PartitionPolicy.fixed(2), max_batch=10, buffer_size=1_000_000, overflow=strategy, fallback=handler
+    )
+    many = kinds(20)
+    with Meter() as meter:
+        calls = [queue.deliver([many[number % 20](number)]) for number in range(count)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(each, bq.DeliveryError) for each in results) == (count if fail else 0)
+    await queue.shutdown()
+    return meter.lines
+
+
+@pytest.mark.parametrize("fail", [False, True])
+@pytest.mark.parametrize("strategy", ["block", "drop_oldest"])
+def test_c_17_nor_with_their_failures_under_any_strategy(fail, strategy):
+    few = _run(_deliver_by_type(300, fail=fail, strategy=strategy)) / 300
+    many = _run(_deliver_by_type(2_400, fail=fail, strategy=strategy)) / 2_400
+    assert many < 1.1 * few, (few, many)
+
+
+async def _cancel_deliveries(count: int) -> int:
+    handler = RecordingHandler[int]()
+    handler.hold()
+    queue = make(consumer=handler, buffer_size=1_000_000)
+    calls = [asyncio.create_task(queue.deliver([number])) for number in range(count)]
+    await settle()
+    with Meter() as meter:
+        for call in reversed(calls):
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    handler.release()
+    await queue.shutdown()
+    return meter.lines
+
+
+def test_c_17_nor_does_that_of_cancelling_them():
+    few, many = _run(_cancel_deliveries(300)) / 300, _run(_cancel_deliveries(2_400)) / 2_400
+    assert many < 1.05 * few, (few, many)
+
+
+async def test_c_17_flushes_that_time_out_leave_nothing_behind():
+    handler = RecordingHandler[int]()
+    handler.hold()
+    queue = make(consumer=handler)
+    await queue.produce(1)
+    await settle()
+    for _ in range(1_000):
+        with pytest.raises(TimeoutError):
+            await queue.flush(timeout=0.01)
+    ranges = queue._router.partitions[0].ranges
+    assert ranges is None or len(ranges._ranges) < 50
+    handler.release()
+    await queue.shutdown()
+
+
+async def _one_item_after(types: int) -> int:
+    queue = make(partitions=bq.PartitionPolicy.fixed(2), fallback=RecordingHandler())
+    many = kinds(types)
+    for kind in many:
+        queue.produce_nowait(kind(0))
+    await queue.flush()
+    for _ in range(3):  # the lanes of types that are quiet go to sleep
+        await queue.deliver([many[0](1)])
+    with Meter() as meter:
+        for number in range(20):
+            queue.produce_nowait(many[number % 3](number))
+            await queue.flush()
+    await queue.shutdown()
+    return meter.lines
+
+
+def test_c_17_one_item_costs_the_same_after_thousands_of_types():
+    few, many = _run(_one_item_after(30)), _run(_one_item_after(3_000))
+    assert many < 1.2 * few, (few, many)
+
+
+async def _types_through(count: int) -> int:
+    queue = make(partitions=bq.PartitionPolicy.adaptive(), buffer_size=100)
+    handler = RecordingHandler[Any]()
+    many = kinds(count)
+    with Meter() as meter:
+        for kind in many:
+            queue.add_handler(kind, handler)
+            assert queue.produce_nowait(kind(0))
+        await queue.flush()
+        for kind in many:
+            assert queue.produce_nowait(kind(1))
+        await queue.flush()
+    assert queue.stats().handled == 2 * count
+    await queue.shutdown()
+    return meter.lines
+
+
+def test_c_17_types_that_come_one_after_the_other_cost_the_same_each():
+    # The queue grows with the first 200 of them, each time with what is inside.
+    few, many = _run(_types_through(1_000)) / 1_000, _run(_types_through(4_000)) / 4_000
+    assert many < 2 * few, (few, many)
+
+
+async def _add_and_remove(count: int) -> tuple[int, int]:
+    queue = make(partitions=bq.PartitionPolicy.adaptive(), workers=bq.WorkerPolicy.fixed(2))
+    handler = RecordingHandler[Any]()
+    for kind in kinds(50):
+        queue.add_handler(kind, handler)
+    with Meter() as meter:
+        for _ in range(count):
+            queue.add_handler(Other, handler)
+            queue.remove_handler(Other)
+    gc.collect()
+    tracemalloc.start()
+    for _ in range(count):
+        queue.add_handler(Other, handler)
+        queue.remove_handler(Other)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    await queue.shutdown()
+    return meter.lines, grown
+
+
+def test_c_17_adding_and_removing_is_linear_and_keeps_no_memory():
+    (few, _), (many, grown) = _run(_add_and_remove(200)), _run(_add_and_remove(3_000))
+    assert many / 3_000 < 1.05 * few / 200
+    assert grown < 20_000, grown
+
+
+async def test_c_16_types_that_were_removed_are_let_go():
+    queue = make(partitions=bq.PartitionPolicy.fixed(2))
+    handler = RecordingHandler[Any]()
+    left: list[weakref.ref[type]] = []
+    for number in range(300):
+        kind: Any = type(f"Short{number}", (), {})
+        left.append(weakref.ref(kind))
+        queue.add_handler(kind, handler)
+        await queue.produce(kind())
+        await queue.flush()
+        queue.remove_handler(kind)
+        handler.items.clear()
+        handler.handled.clear()
+        handler.batches.clear()
+    del kind
+    gc.collect()
+    assert sum(each() is not None for each in left) < 40
+    await queue.shutdown()
