@@ -19,6 +19,7 @@ from batchqueue_async._support.registry import Registered, registered
 from batchqueue_async.bridge.sync_bridge import SyncBridge
 from batchqueue_async.bridge.sync_queue import SyncQueue
 from batchqueue_async.config import (
+    RETRY,
     BufferStrategy,
     Consumer,
     DrainBalancer,
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "RETRY",
     "AdaptivePolicy",
     "AuthError",
     "BatchPolicy",

@@ -10,7 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from batchqueue_async._support.checks import (
     Bytes,
@@ -62,7 +62,11 @@ _ONE_PARTITION = PartitionPolicy.fixed(1)
 
 
 class Consumer(Protocol[T]):
-    """A handler as an object: `consume` takes each batch; an `async on_idle()`, if there is one, is a timer.
+    """A handler as an object: `consume` takes each batch.
+
+    An `async on_idle()`, if there is one, is called whenever the queue has nothing to do: a timer. An
+    `async on_close()`, if there is one, is called once when the queue shuts down, after the last batch and within the
+    drain's deadline: the place for what the handler still holds.
 
     Example:
         >>> class Writer:
@@ -78,7 +82,17 @@ class Consumer(Protocol[T]):
 Handler = Callable[[list[T]], Awaitable[object]] | Consumer[T]
 """What takes batches: an async function of one batch, or a `Consumer`."""
 ErrorHandler = Callable[[Sequence[T], BaseException], object]
-"""What takes failed batches: a function, async or not, of the batch and the error."""
+"""What takes failed batches: a function, async or not, of the batch and the error; it may answer `RETRY`."""
+
+
+class Again(Enum):
+    """What an `on_error` answers that wants its batch to come again."""
+
+    RETRY = "retry"
+
+
+RETRY: Final = Again.RETRY
+"""Answered by `on_error`: the batch comes again after a backoff, as `QueueConfig.retry` says."""
 
 
 class DrainBalancer(Protocol):
@@ -327,13 +341,40 @@ def is_handler(value: object) -> bool:
     return handler_problem(value) is None
 
 
-def check_handler(subject: str, handler: object, weight: object = 1.0) -> None:
-    """Raise `ConfigError`, beginning with `subject`, if a handler or its weight is not what it should be."""
-    rules: dict[str, tuple[Rule, object]] = {
-        "handler": (HandlerRule(), handler),
-        "weight": (Real(most=MOST_PARTITIONS), weight),
-    }
-    refuse(fault for name, (rule, value) in rules.items() for fault in faults_of(subject, name, value, rule))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOptions:
+    """How one handler is called; what is None is as the queue has it.
+
+    Attributes:
+        weight: how much it adds to the number of partitions under `PartitionPolicy.adaptive`.
+        max_batch: the most items per call, at most the queue's own.
+        linger: how many seconds the first item of a batch may wait for more.
+        timeout: how many seconds a call may take.
+    """
+
+    weight: float = 1.0
+    max_batch: int | None = None
+    linger: OptionalDuration = default(None)
+    timeout: OptionalDuration = default(None)
+
+    def __post_init__(self) -> None:
+        settle(self, _HANDLER_OPTION_RULES)
+
+
+_HANDLER_OPTION_RULES: dict[str, Rule] = {
+    "weight": Real(most=MOST_PARTITIONS),
+    "max_batch": Whole(optional=True),
+    "linger": Seconds(above=False, optional=True),
+    "timeout": Seconds(optional=True),
+}
+
+
+def check_handler(subject: str, handler: object, options: HandlerOptions, *, most: int) -> None:
+    """Raise `ConfigError`, beginning with `subject`, for everything that is wrong with a handler and its options."""
+    check = Checkup(subject, options, _HANDLER_OPTION_RULES)
+    if check.sound("max_batch") and options.max_batch is not None and options.max_batch > most:
+        check.fault("max_batch", f"is above the queue's max_batch={most}", "raise the queue's max_batch")
+    refuse([*faults_of(subject, "handler", handler, HandlerRule()), *check.faults])
 
 
 # -- the rules of the fields -------------------------------------------------------------------------------------------

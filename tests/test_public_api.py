@@ -116,9 +116,9 @@ SIGNATURES = {
     "BatchQueue.produce_many_nowait": "(items)",
     "BatchQueue.deliver": "async (items)",
     "BatchQueue.flush": "async (timeout=None)",
-    "BatchQueue.add_handler": "(type, handler, weight=1.0)",
+    "BatchQueue.add_handler": "(type, handler, weight=1.0, max_batch=None, linger=None, timeout=None)",
     "BatchQueue.remove_handler": "(type)",
-    "BatchQueue.handler": "(type, weight=1.0)",
+    "BatchQueue.handler": "(type, weight=1.0, max_batch=None, linger=None, timeout=None)",
     "BatchQueue.stats": "()",
     "BatchQueue.shutdown": "async (timeout=None)",
     "BatchQueue.bridge": "()",
@@ -223,7 +223,7 @@ def test_exactly_these_names_are_exported():
     assert set(NAMES) - set(bq.__all__) == set(), "a name of the contract is gone"
     public = {name for name in bq.__all__ if hasattr(bq, name)}
     assert public == set(bq.__all__)
-    assert bq.__all__ == sorted(bq.__all__)
+    assert bq.__all__ == sorted(bq.__all__, key=lambda name: (not name.isupper(), name))
 
 
 def test_star_imports_exactly_these():

@@ -366,10 +366,23 @@ class SyncQueue(Generic[T]):
         """Return when everything accepted before the call has an outcome; see `BatchQueue.flush`."""
         self._ask("flush", self._queue.flush, timeout)
 
-    def add_handler(self, type: type, handler: Handler[Any], weight: float = 1.0, timeout: float | None = None) -> None:  # noqa: A002 - as BatchQueue
-        """Let an async handler take the items of a type; see `BatchQueue.add_handler`."""
-        kind = type
-        self._ask("add_handler", lambda: as_coroutine(self._queue.add_handler, kind, handler, weight), timeout)
+    def add_handler(
+        self,
+        type: type,  # noqa: A002 - as BatchQueue
+        handler: Handler[Any],
+        weight: float = 1.0,
+        timeout: float | None = None,
+        *,
+        max_batch: int | None = None,
+        linger: float | None = None,
+        handler_timeout: float | None = None,
+    ) -> None:
+        """Let an async handler take the items of a type; see `BatchQueue.add_handler`.
+
+        `timeout` is that of this call; that of the handler's calls is `handler_timeout` here.
+        """
+        add = partial(self._queue.add_handler, type, handler, weight, max_batch, linger, handler_timeout)
+        self._ask("add_handler", lambda: as_coroutine(add), timeout)
 
     def stats(self, timeout: float | None = None) -> QueueStats:
         """A snapshot of the queue's counters, with the `loop_lag` that the bridge sees."""
@@ -401,12 +414,14 @@ class SyncQueue(Generic[T]):
         handler: Handler[Any],
         weight: float = 1.0,
         timeout: float | None = None,
+        *,
+        max_batch: int | None = None,
+        linger: float | None = None,
+        handler_timeout: float | None = None,
     ) -> None:
         """`add_handler` for a coroutine on another event loop."""
-        kind = type
-        await self._ask_async(
-            "add_handler", lambda: as_coroutine(self._queue.add_handler, kind, handler, weight), timeout
-        )
+        add = partial(self._queue.add_handler, type, handler, weight, max_batch, linger, handler_timeout)
+        await self._ask_async("add_handler", lambda: as_coroutine(add), timeout)
 
     async def stats_async(self, timeout: float | None = None) -> QueueStats:
         """`stats` for a coroutine on another event loop."""

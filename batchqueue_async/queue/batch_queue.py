@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, overload
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.registry import everything
-from batchqueue_async.config import BufferStrategy, Handler, QueueConfig, check_handler
+from batchqueue_async.config import BufferStrategy, Consumer, Handler, HandlerOptions, QueueConfig, check_handler
 from batchqueue_async.errors import (
     ConfigError,
     DeadlockError,
@@ -47,7 +48,8 @@ from batchqueue_async.queue.stats import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping
+    from types import TracebackType
 
     from batchqueue_async.bridge.sync_queue import SyncQueue
     from batchqueue_async.queue.limiter import CallLimiter
@@ -59,7 +61,19 @@ MOST_REMOVED_TYPES = 32
 
 T = TypeVar("T")
 _TYPE = type  # add_handler's parameter hides the builtin
-HandlerT = TypeVar("HandlerT", bound="Callable[..., Any]")
+K = TypeVar("K")
+R = TypeVar("R")
+HandlerFunction = Callable[[list[K]], Awaitable[object]]
+
+
+class HandlerDecorator(Protocol[K]):
+    """Takes a handler of batches of K, and gives it back as it is."""
+
+    def __call__(
+        self, function: Callable[[list[K]], Coroutine[Any, Any, R]], /
+    ) -> Callable[[list[K]], Coroutine[Any, Any, R]]:
+        """Register the function."""
+        ...
 
 
 class BatchQueue(Generic[T]):
@@ -132,7 +146,14 @@ class BatchQueue(Generic[T]):
         self._blocking = self._intake.blocking
         self._only = self._router.only
         self._by_type: Mapping[type, Partition[T] | Lane[T]] | None = self._router.by_type
-        self._shutdown = Shutdown(name, self._drains, self._router, self._counters, self._loop)
+        self._shutdown = Shutdown(
+            name,
+            drains=self._drains,
+            router=self._router,
+            counters=self._counters,
+            dispatcher=self._dispatcher,
+            loop=self._loop,
+        )
         self._observer: QueueObserver[T] = QueueObserver(
             name,
             loop=self._loop,
@@ -528,26 +549,79 @@ class BatchQueue(Generic[T]):
 
     # -- handlers ------------------------------------------------------------------------------------------------
 
-    def add_handler(self, type: type, handler: Handler[Any], weight: float = 1.0) -> None:  # noqa: A002 - contract
+    # Two overloads, since a type checker does not find K in a union of the two.
+    @overload
+    def add_handler(
+        self,
+        type: type[K],
+        handler: Consumer[K],
+        weight: float = 1.0,
+        max_batch: int | None = None,
+        linger: float | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    @overload
+    def add_handler(
+        self,
+        type: type[K],
+        handler: HandlerFunction[K],
+        weight: float = 1.0,
+        max_batch: int | None = None,
+        linger: float | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def add_handler(  # noqa: PLR0917 - contract
+        self,
+        type: type[K],  # noqa: A002 - contract
+        handler: Handler[K],
+        weight: float = 1.0,
+        max_batch: int | None = None,
+        linger: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Let a handler take the items of a type, and of its subclasses that have no nearer handler.
 
-        A handler is never called beside itself for one type. Adding a type again replaces its handler. Under
+        Calls to a handler never overlap for one type. Adding a type again replaces its handler. Under
         `PartitionPolicy.adaptive` the weights of all handlers decide how many partitions there are.
 
+        Args:
+            type: the class of the items.
+            handler: an async callable of one batch, or an object with `async consume(batch)`, which may have
+                `async on_idle()` and `async on_close()` too.
+            weight: how much the handler adds to the number of partitions.
+            max_batch: the most items per call; the queue's `max_batch` when None, which is its limit too.
+            linger: how many seconds the first item of a batch may wait for more; the queue's `linger` when None.
+                Types that share a partition leave together, by the shortest of their times.
+            timeout: how many seconds a call may take; the queue's `handler_timeout` when None.
+
         Raises:
-            ConfigError: not a type, not a handler, a weight that is not above 0, or the queue has a single consumer.
+            ConfigError: not a type, not a handler, an option out of its range, or the queue has a single consumer.
             QueueClosedError: the queue is shut down.
+
+        Example:
+            >>> import asyncio, batchqueue_async as bq
+            >>> async def write(batch: list[str]) -> None:
+            ...     print(len(batch))
+            >>> async def main() -> None:
+            ...     async with bq.BatchQueueManager() as manager, manager.create("words") as words:
+            ...         words.add_handler(str, write, max_batch=2, timeout=5.0)
+            ...         await words.produce_many(["to", "be", "or"])
+            >>> asyncio.run(main())
+            2
+            1
         """
         self._home.check("add_handler")
         kind = type
-        self._check_handler(kind, handler, weight)
-        self._dispatcher.add(kind, handler, float(weight))
+        options = HandlerOptions(weight=weight, max_batch=max_batch, linger=linger, timeout=timeout)
+        self._check_handler(kind, handler, options)
+        # Which items come is for the type to say, and the queue's own type variable does not know it.
+        self._dispatcher.add(kind, cast("Handler[Any]", handler), options)
         for drain in self._drains:
             drain.wake()  # a parked drain has to look whether the handler wants on_idle
         if self._grows:
             self._grow()
 
-    def _check_handler(self, kind: object, handler: object, weight: object) -> None:
+    def _check_handler(self, kind: object, handler: object, options: HandlerOptions) -> None:
         subject = f"queue {self.name!r}: add_handler"
         if self._intake.closed:
             raise QueueClosedError(f"{subject}: the queue is shut down; make a new one")
@@ -557,7 +631,7 @@ class BatchQueue(Generic[T]):
             )
         if not isinstance(kind, _TYPE):
             raise ConfigError(f"{subject}: type={kind!r} is not a class; give the class of the items")
-        check_handler(subject, handler, weight)
+        check_handler(subject, handler, options, most=self.config.max_batch)
 
     def remove_handler(self, type: type) -> bool:  # noqa: A002 - contract
         """Take a type's handler away; False if it had none.
@@ -574,11 +648,20 @@ class BatchQueue(Generic[T]):
                 self._router.forget_types(lambda kind: not self._dispatcher.takes(kind))
         return removed
 
-    def handler(self, type: type, weight: float = 1.0) -> Callable[[HandlerT], HandlerT]:  # noqa: A002 - contract
+    def handler(
+        self,
+        type: type[K],  # noqa: A002 - contract
+        weight: float = 1.0,
+        max_batch: int | None = None,
+        linger: float | None = None,
+        timeout: float | None = None,
+    ) -> HandlerDecorator[K]:
         """Register the decorated function as the handler of a type; see `add_handler`."""
 
-        def register(function: HandlerT) -> HandlerT:
-            self.add_handler(type, function, weight)
+        def register(
+            function: Callable[[list[K]], Coroutine[Any, Any, R]],
+        ) -> Callable[[list[K]], Coroutine[Any, Any, R]]:
+            self.add_handler(type, function, weight, max_batch, linger, timeout)
             return function
 
         return register
@@ -627,6 +710,29 @@ class BatchQueue(Generic[T]):
         return self._observer.peek()
 
     # -- the end -------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """The queue itself; leaving the block shuts it down.
+
+        Example:
+            >>> import asyncio, batchqueue_async as bq
+            >>> async def handle(batch: list[int]) -> None:
+            ...     print(sum(batch))
+            >>> async def main() -> None:
+            ...     async with bq.BatchQueueManager() as manager:
+            ...         async with manager.create("numbers", bq.QueueConfig(consumer=handle)) as numbers:
+            ...             await numbers.produce_many([1, 2, 3])
+            >>> asyncio.run(main())
+            6
+        """
+        self._home.check("async with")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Shut the queue down, within its `drain_timeout`; what is left over is in the log and in `shutdown()`."""
+        await self.shutdown()
 
     async def shutdown(self, timeout: float | None = None) -> ShutdownReport:
         """Close the gate, handle what is left within `timeout` seconds, and account for every accepted item.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextlib import nullcontext
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
@@ -17,7 +18,9 @@ from batchqueue_async._support import log
 from batchqueue_async._support.handlers import call_of, method_of
 from batchqueue_async._support.last_error import ErrorKeeper
 from batchqueue_async._support.log import describe
-from batchqueue_async.errors import UnhandledTypeError
+from batchqueue_async.config import Again, HandlerOptions
+from batchqueue_async.errors import RetryableError, UnhandledTypeError
+from batchqueue_async.queue.deadlock import acting_for
 from batchqueue_async.queue.limiter import CallLimiter
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from batchqueue_async.config import Handler, QueueConfig
     from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.round import Call, Chunk, Round
     from batchqueue_async.queue.stats import Counters, Sizes
 
@@ -39,23 +43,39 @@ class HandlerEntry(Generic[T]):
     """A registered handler, whose turn it is to call it, and what its calls took.
 
     Attributes:
+        timeout: how many seconds a call may take, by its own options or the queue's.
         calls, items, seconds: of its calls so far; estimates where rounds had many calls, see `Dispatcher.run`.
         failed: items of its calls that failed.
     """
 
-    __slots__ = ("calls", "consume", "failed", "handler", "items", "label", "on_idle", "seconds", "turns", "weight")
+    __slots__ = (
+        "calls",
+        "consume",
+        "failed",
+        "handler",
+        "items",
+        "label",
+        "on_idle",
+        "options",
+        "seconds",
+        "timeout",
+        "turns",
+    )
 
-    def __init__(self, label: str, handler: Handler[T], weight: float, turns: CallLimiter) -> None:
+    def __init__(
+        self, label: str, handler: Handler[T], options: HandlerOptions, turns: CallLimiter, timeout: float | None
+    ) -> None:
         self.label = label
         self.turns = turns
         self.calls = self.items = self.failed = 0
         self.seconds = 0.0
-        self.replace(handler, weight)
+        self.replace(handler, options, timeout)
 
-    def replace(self, handler: Handler[T], weight: float) -> None:
+    def replace(self, handler: Handler[T], options: HandlerOptions, timeout: float | None) -> None:
         """Use another handler from the next call on; the turn stays, so the two never run at once."""
         self.handler = handler
-        self.weight = weight
+        self.options = options
+        self.timeout = options.timeout or timeout
         self.consume: Callable[[list[T]], Awaitable[object]] = call_of(handler)
         self.on_idle: Callable[[], Awaitable[object]] | None = method_of(handler, "on_idle")
 
@@ -67,6 +87,9 @@ class HandlerEntry(Generic[T]):
 
 class _RetiredError(Exception):
     """The handler was taken away before its call began."""
+
+
+_PLAIN = HandlerOptions(weight=0.0)
 
 
 async def _retired(_: list[Any]) -> None:
@@ -102,6 +125,12 @@ class Dispatcher(Generic[T]):
         self._full_errors = config.log_errors == "full"
         self.entries: dict[type, HandlerEntry[T]] = {}
         self.weight = 0.0
+        self.linger = config.linger
+        self._retry = config.retry
+        self._lingering = 0
+        self._closing: set[asyncio.Task[None]] = set()
+        self._unclosed: dict[int, Handler[T]] = {}
+        """Handlers with `on_close` that were let go of in the midst of a call, by identity."""
         self._single = self._alone("consumer", config.consumer, workers)
         self._fallback = self._alone("fallback", config.fallback, 1)
         self._resolved: dict[type, HandlerEntry[T] | None] = {}
@@ -114,7 +143,8 @@ class Dispatcher(Generic[T]):
         self._note_idler(self._fallback)
 
     def _alone(self, label: str, handler: Handler[T] | None, calls_at_once: int) -> HandlerEntry[T] | None:
-        return None if handler is None else HandlerEntry(label, handler, 0.0, CallLimiter(calls_at_once))
+        turns = CallLimiter(calls_at_once)
+        return None if handler is None else HandlerEntry(label, handler, _PLAIN, turns, self.handler_timeout)
 
     def _note_idler(self, entry: HandlerEntry[T] | None) -> None:
         if entry is not None:
@@ -124,18 +154,27 @@ class Dispatcher(Generic[T]):
 
     # -- who takes what ------------------------------------------------------------------------------------------
 
-    def add(self, kind: type, handler: Handler[T], weight: float) -> None:
+    def add(self, kind: type, handler: Handler[T], options: HandlerOptions) -> None:
         """Register, or replace, the handler of a type."""
         entry = self.entries.get(kind)
+        before: Handler[T] | None = None
         if entry is None:
             turns = self._turns.get(kind) or self._turns.setdefault(kind, CallLimiter(1))
-            self.entries[kind] = entry = HandlerEntry(kind.__qualname__, handler, weight, turns)
+            entry = HandlerEntry(kind.__qualname__, handler, options, turns, self.handler_timeout)
+            self.entries[kind] = entry
             self._resolved.clear()
         else:
-            self.weight -= entry.weight
-            entry.replace(handler, weight)
-        self.weight += weight
+            before = entry.handler
+            self._uncount(entry)
+            entry.replace(handler, options, self.handler_timeout)
+        self.weight += options.weight
+        self._lingering += options.linger is not None
         self._note_idler(entry)
+        self._let_go(before, entry.turns)
+
+    def _uncount(self, entry: HandlerEntry[T]) -> None:
+        self._lingering -= entry.options.linger is not None
+        self.weight -= entry.options.weight
 
     def remove(self, kind: type) -> bool:
         """Forget the handler of a type: a call that runs goes on, and no other begins."""
@@ -143,10 +182,27 @@ class Dispatcher(Generic[T]):
         if entry is None:
             return False
         entry.retire()
-        self.weight = self.weight - entry.weight if self.entries else 0.0
+        self._uncount(entry)
+        if not self.entries:
+            self.weight = 0.0  # no rounding error outlives the handlers
         self._note_idler(entry)
         self._resolved.clear()
+        self._let_go(entry.handler, entry.turns)
         return True
+
+    # -- lingering -----------------------------------------------------------------------------------------------
+
+    @property
+    def lingers(self) -> bool:
+        """Whether a handler has a linger of its own."""
+        return self._lingering > 0
+
+    def linger_of(self, partition: Partition[T]) -> float:
+        """How many seconds a batch of the partition may wait: the shortest time of the types that it holds."""
+        kinds = partition.kinds()
+        entries = list(self.entries.values()) if kinds is None else [self.resolve(kind) for kind in kinds]
+        own = (self.linger if each is None or each.options.linger is None else each.options.linger for each in entries)
+        return min(own, default=self.linger)
 
     def resolve(self, kind: type) -> HandlerEntry[T] | None:
         """The handler of a type: its own, else that of the nearest base class, else the fallback."""
@@ -194,7 +250,7 @@ class Dispatcher(Generic[T]):
                 mine.append(item)
 
     def _bounded(self, entry: HandlerEntry[T] | None, items: list[T]) -> list[Call[T]]:
-        most = self.max_batch
+        most = self.max_batch if entry is None else entry.options.max_batch or self.max_batch
         if len(items) <= most:
             return [(entry, items)]
         return [(entry, items[start : start + most]) for start in range(0, len(items), most)]
@@ -227,7 +283,7 @@ class Dispatcher(Generic[T]):
         drain = round_.drain
         counters = self.counters
         sizes = self.sizes.exact
-        plain = self.handler_timeout is None and self.limiter is None
+        plain = self.limiter is None
         clock = drain.clock
         # Two looks at the clock cost as much as a small batch. A round of many calls is timed one time in eight.
         timed = 1 if len(calls) <= MANY_CALLS else 0 if drain.rounds % SAMPLED else SAMPLED
@@ -246,7 +302,7 @@ class Dispatcher(Generic[T]):
             holders = turns.holders
             try:
                 # The handler gets a list of its own: what it does to it must not reach the record kept here.
-                if plain and not turns.waiting and len(holders) < turns.limit:
+                if plain and entry.timeout is None and not turns.waiting and len(holders) < turns.limit:
                     holders.append(drain)
                     try:
                         await entry.consume(items.copy())
@@ -263,7 +319,10 @@ class Dispatcher(Generic[T]):
                     self.sizes.undo(count)
                     self._without_handler(round_, items)
                 else:
-                    await self._failed(round_, entry, items, error)
+                    if timed:
+                        entry.seconds += (clock() - began) * timed
+                    await self._not_handled(round_, entry, items, error)
+                    began = clock()  # neither `on_error` nor a backoff is the handler's time
             else:
                 if not round_.abandoned:
                     counters.handled += count
@@ -285,29 +344,107 @@ class Dispatcher(Generic[T]):
         if not turns.enter_nowait(drain):
             await turns.enter(drain)
         try:
-            await self._guarded(drain, entry.consume, items)
+            await self._guarded(drain, entry.timeout, entry.consume, items)
         finally:
             turns.leave(drain)
 
-    async def _guarded(self, drain: DrainTask[T], call: Callable[..., Awaitable[object]], *arguments: list[T]) -> None:
-        """Make a call within the scheduler's bound on calls and within `handler_timeout`."""
+    async def _guarded(
+        self,
+        drain: DrainTask[T],
+        timeout: float | None,
+        call: Callable[..., Awaitable[object]],
+        *arguments: list[T],
+    ) -> None:
+        """Make a call within the scheduler's bound on calls and within its timeout."""
         limiter = self.limiter
         if limiter is not None:
             await limiter.enter(drain)
         try:
-            async with asyncio.timeout(self.handler_timeout):
+            async with asyncio.timeout(timeout):
                 await call(*arguments)
         finally:
             if limiter is not None:
                 limiter.leave(drain)
 
-    async def _failed(self, round_: Round[T], entry: HandlerEntry[T], items: list[T], error: BaseException) -> None:
-        if round_.abandoned:
-            return
-        self.counters.failed += len(items)
-        entry.failed += len(items)
+    async def _not_handled(
+        self, round_: Round[T], entry: HandlerEntry[T], items: list[T], error: BaseException
+    ) -> None:
+        """Call the handler again, as long as it or `on_error` asks for that and the limit allows it; else it failed.
+
+        The batch stays in the round meanwhile: it keeps its place in the order, and nothing of its types passes it. A
+        shutdown's deadline cuts the backoff off, and the batch is in its report.
+        """
+        retry = self._retry
+        for attempt in range(1, retry.max_attempts + 1):
+            if round_.abandoned:
+                return
+            last = attempt == retry.max_attempts
+            if last or not isinstance(error, RetryableError):
+                answer = await self._ask_on_error(round_, entry, items, error)
+                if last or answer is not Again.RETRY or round_.abandoned:
+                    break
+            if not await self._backoff(round_, entry, len(items), error, attempt):
+                return
+            failure = await self._call_again(round_, entry, items)
+            if failure is None:
+                return
+            error = failure
+        self._count_failed(round_, entry, items, error)
+
+    async def _call_again(self, round_: Round[T], entry: HandlerEntry[T], items: list[T]) -> BaseException | None:
+        """Call the handler with the batch once more; what it raised, or None where the items have an outcome."""
+        drain = round_.drain
+        try:
+            await self._call(drain, entry, items.copy())
+        except BaseException as error:  # whatever a handler raises is its batch's failure, not ours
+            if drain.is_ended_by(error):
+                raise
+            if drain.disturbed and not drain.stopping:
+                await drain.recover()
+            if not isinstance(error, _RetiredError):
+                return error
+            self._without_handler(round_, items)
+            return None
+        if not round_.abandoned:
+            self.counters.handled += len(items)
+            round_.pending -= len(items)
+        return None
+
+    async def _backoff(
+        self, round_: Round[T], entry: HandlerEntry[T], items: int, error: BaseException, attempt: int
+    ) -> bool:
+        """Wait before the next call; False if the round was given up meanwhile."""
+        delay = self._retry.delay(attempt)
+        if isinstance(error, RetryableError) and error.retry_after is not None:
+            delay = max(delay, error.retry_after)
+        log.warning(
+            "handler_retried",
+            queue=self.name,
+            worker=round_.drain.index,
+            handler=entry.label,
+            items=items,
+            attempt=attempt,
+            delay=delay,
+            **describe(error, full=self._full_errors),
+        )
         self.errors.seen(error)
-        round_.fail(error)
+        try:
+            await asyncio.sleep(delay)
+        except asyncio.CancelledError:
+            await round_.drain.recover()  # raises if it was for the drain task
+        return not round_.abandoned
+
+    def _count_failed(self, round_: Round[T], entry: HandlerEntry[T], items: list[T], error: BaseException) -> None:
+        if not round_.abandoned:
+            self.counters.failed += len(items)
+            entry.failed += len(items)
+            round_.fail(error)
+
+    async def _ask_on_error(
+        self, round_: Round[T], entry: HandlerEntry[T], items: list[T], error: BaseException
+    ) -> object:
+        """Log the failure, and give it to `on_error`; what that answers."""
+        self.errors.seen(error)
         log.warning(
             "handler_failed",
             queue=self.name,
@@ -318,16 +455,19 @@ class Dispatcher(Generic[T]):
             **describe(error, full=self._full_errors),
         )
         if self.on_error is None:
-            return
+            return None
         try:
             async with asyncio.timeout(self.handler_timeout):
                 answer = self.on_error(items.copy(), error)
                 if inspect.isawaitable(answer):
-                    await answer
+                    answer = await answer
         except BaseException as failure:  # the error handler is the user's too; nothing stops for it
             if round_.drain.is_ended_by(failure):
+                self._count_failed(round_, entry, items, error)  # it was given to `on_error`: that is its outcome
                 raise
             self._log_on_error(round_, failure)
+            return None
+        return answer
 
     def _log_on_error(self, round_: Round[T], failure: BaseException) -> None:
         log.error(
@@ -359,6 +499,49 @@ class Dispatcher(Generic[T]):
                     partitions=round_.partitions_of([item for item in items if type(item) is kind]),
                     type=kind.__qualname__,
                 )
+
+    # -- closing -------------------------------------------------------------------------------------------------
+
+    def _let_go(self, handler: Handler[T] | None, turns: CallLimiter) -> None:
+        """A handler was replaced or removed: close it, now if no call of it can be under way, else at the end."""
+        if handler is None or method_of(handler, "on_close") is None:
+            return
+        if any(entry.handler is handler for entry in self.all_entries()):
+            return
+        if turns.idle:
+            task = asyncio.get_running_loop().create_task(self._close(handler))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        else:
+            self._unclosed[id(handler)] = handler
+
+    async def close_handlers(self, round_: Round[T]) -> None:
+        """Call `on_close` of every handler, once for each object, no matter how many types it handles.
+
+        The calls act for the round: a wait in them that could never end is found as in a handler's call.
+        """
+        open_ = {id(entry.handler): entry.handler for entry in self.all_entries()} | self._unclosed
+        self._unclosed = {}
+        closing = [self._close(handler, round_) for handler in open_.values()]
+        await asyncio.gather(*closing, *self._closing)
+
+    async def _close(self, handler: Handler[T], round_: Round[T] | None = None) -> None:
+        on_close = method_of(handler, "on_close")
+        if on_close is None:
+            return
+        try:
+            with nullcontext() if round_ is None else acting_for(round_):
+                await on_close()
+        except Exception as error:  # noqa: BLE001 - the handler's own; the others are closed all the same
+            self.errors.seen(error)
+            name = type(handler).__qualname__
+            log.error("on_close_failed", queue=self.name, handler=name, **describe(error, full=self._full_errors))
+
+    @property
+    def has_closers(self) -> bool:
+        """Whether a handler has an `on_close` that was not called."""
+        entries = (entry.handler for entry in self.all_entries())
+        return bool(self._unclosed or self._closing) or any(method_of(each, "on_close") for each in entries)
 
     # -- idling --------------------------------------------------------------------------------------------------
 
@@ -396,7 +579,7 @@ class Dispatcher(Generic[T]):
         for other in siblings:
             other.turns.enter_alone(drain)
         try:
-            await self._guarded(drain, on_idle)
+            await self._guarded(drain, entry.timeout, on_idle)
         except BaseException as error:  # a failing on_idle is the handler's fault and stops nothing
             if drain.is_ended_by(error):
                 raise
@@ -431,7 +614,7 @@ def _refusing(kind: type, error: Exception) -> HandlerEntry[Any]:
     async def refuse(_: list[Any]) -> None:
         raise error
 
-    return HandlerEntry(type.__repr__(kind), refuse, 0.0, CallLimiter(1))
+    return HandlerEntry(type.__repr__(kind), refuse, _PLAIN, CallLimiter(1), None)
 
 
 def _differ(first: type, items: Sequence[object]) -> bool:

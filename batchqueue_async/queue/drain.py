@@ -47,6 +47,15 @@ class Dispatch(Protocol[T]):
         """Whether any handler has an `on_idle`."""
         ...
 
+    @property
+    def lingers(self) -> bool:
+        """Whether a handler has a linger of its own."""
+        ...
+
+    def linger_of(self, partition: Partition[T]) -> float:
+        """How many seconds a batch of the partition may wait."""
+        ...
+
 
 REVIEW_AFTER = 1_000
 """Items that a drain task takes before its queue looks once whether its selector spreads them."""
@@ -177,7 +186,7 @@ class DrainTask(Generic[T]):
         """A partition got its first item, or has as many more as a lingering batch was waiting for."""
         if partition.linger_step is None:
             self.ready.append(partition)
-            if self.rules.linger:
+            if self.rules.linger or self.dispatch.lingers:
                 partition.linger_step = self._linger_step()
             if self._sleeper is not None:
                 self.wake()
@@ -274,7 +283,7 @@ class DrainTask(Generic[T]):
             if partition.next_owner is not None:
                 self._give_to_next_owner(partition)
 
-    def _take(self, current: Round[T], now: float) -> None:
+    def _take(self, current: Round[T], now: float) -> None:  # noqa: C901 - a hot path, written out
         """Move a bounded batch of each ready partition into the round, which owns them from here on."""
         ready = self.ready
         whole = self.rules.whole_rounds
@@ -282,8 +291,12 @@ class DrainTask(Generic[T]):
         oldest = math.inf
         taken = 0
         chunks = current.chunks
+        each_lingers = self.dispatch.lingers
         for _ in range(len(ready)):
             partition = ready.popleft()
+            if each_lingers and self._may_linger(partition, now):
+                ready.append(partition)
+                continue
             partition.linger_step = None
             since = partition.since
             start = partition.removed
@@ -384,13 +397,23 @@ class DrainTask(Generic[T]):
 
     def _linger_left(self) -> float:
         """How many seconds the waiting batch may still wait for more items; 0 when it is to leave."""
-        if not self.rules.linger or self.hurry or self.closing or self._batch_is_full():
+        if self.hurry or self.closing or not (self.rules.linger or self.dispatch.lingers) or self._batch_is_full():
             return 0.0
-        oldest = min(partition.since for partition in self.ready)
-        left = oldest + self.rules.linger - self.clock()
+        left = min(self._due(partition) for partition in self.ready) - self.clock()
         if left > 0:
             self._set_linger_steps()
         return left
+
+    def _due(self, partition: Partition[T]) -> float:
+        """When a partition's items are to leave, at the latest."""
+        linger = self.dispatch.linger_of(partition) if self.dispatch.lingers else self.rules.linger
+        return partition.since + linger
+
+    def _may_linger(self, partition: Partition[T], now: float) -> bool:
+        """Whether a partition may go on waiting while others leave."""
+        if self.hurry or self.closing or partition.full() or partition.qsize() >= self.rules.max_batch:
+            return False
+        return self._due(partition) > now
 
     def _batch_is_full(self) -> bool:
         most = self.rules.max_batch

@@ -232,6 +232,10 @@ class Partition(Generic[T]):
         self.seal()
         self._put_to_sleep(lane)
 
+    def kinds(self) -> list[type] | None:
+        """The types of the items inside, where they are kept by type; None where any type may be."""
+        return None if self.lanes is None else [lane.kind for lane in self.lanes]
+
     def close_lanes(self) -> None:
         """The same for every type."""
         self.order()

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import Failure, QueueClosedError
+from batchqueue_async.queue.round import Round, current_round
 from batchqueue_async.queue.stats import ShutdownReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from batchqueue_async.queue.dispatch import Dispatcher
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.router import PartitionRouter
     from batchqueue_async.queue.stats import Counters
@@ -29,15 +31,18 @@ class Shutdown(Generic[T]):
     def __init__(
         self,
         name: str,
+        *,
         drains: Sequence[DrainTask[T]],
         router: PartitionRouter[T],
         counters: Counters,
+        dispatcher: Dispatcher[T],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name = name
         self.drains = drains
         self.router = router
         self.counters = counters
+        self.dispatcher = dispatcher
         self.loop = loop
         self.report: ShutdownReport | None = None
         self._task: asyncio.Task[None] | None = None
@@ -93,6 +98,30 @@ class Shutdown(Generic[T]):
             raise
         if not drained.done():
             await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+        await self._close_handlers()
+
+    async def _close_handlers(self) -> None:
+        """Let the handlers give away what they hold, as long as the deadline allows."""
+        if not self.dispatcher.has_closers:
+            return
+        if self._expired.done():
+            log.warning("on_close_skipped", queue=self.name, way_out="give the shutdown more time")
+            return
+        closing = self.loop.create_task(self._close_as_handler(), name=f"{self.name}-close")
+        await asyncio.wait((closing, self._expired), return_when=asyncio.FIRST_COMPLETED)
+        if not closing.done():
+            closing.cancel()
+            await asyncio.wait((closing,), timeout=CANCEL_GRACE)
+            log.warning("on_close_cut_off", queue=self.name, way_out="give the shutdown more time")
+
+    async def _close_as_handler(self) -> None:
+        # A wait for this queue's shutdown would wait for itself, as in a handler: it is refused as there.
+        round_ = Round(self.drains[0])
+        current_round.set(round_)
+        try:
+            await self.dispatcher.close_handlers(round_)
+        finally:
+            round_.close()
 
     def _conclude(self, _: asyncio.Task[None]) -> None:
         """Account for everything, however the task has ended."""

@@ -145,7 +145,16 @@ async def queues() -> None:
 
 async def handlers(queue: bq.BatchQueue[Span]) -> None:
     queue.add_handler(Span, handle, weight=0.05)
-    queue.add_handler(ErrorSpan, Writer())
+    # A handler of the base class takes them too: mypy sees that of objects, pyright of functions.
+    queue.add_handler(ErrorSpan, handle)  # type: ignore[arg-type]
+    queue.add_handler(ErrorSpan, Writer())  # pyright: ignore[reportArgumentType, reportCallIssue]
+    queue.add_handler(Span, handle, max_batch=10, linger=0.5, timeout=5.0)
+    queue.add_handler(str, handle)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    queue.add_handler(str, Writer())  # type: ignore[misc]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    queue.add_handler("Span", handle)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    @queue.handler(str)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    async def spans(batch: list[Span]) -> None: ...
 
     @queue.handler(ErrorSpan, weight=2)
     async def errors(batch: list[ErrorSpan]) -> int:
@@ -153,6 +162,13 @@ async def handlers(queue: bq.BatchQueue[Span]) -> None:
 
     assert_type(await errors([ErrorSpan("a", 1)]), int)
     assert_type(queue.remove_handler(Span), bool)
+
+
+async def blocks(queue: bq.BatchQueue[Span]) -> None:
+    async with queue as same:
+        assert_type(same, bq.BatchQueue[Span])
+    assert_type(queue.peek(), bq.QueueStats)
+    assert_type(bq.registered("queue"), list[bq.Registered])
 
 
 async def numbers(queue: bq.BatchQueue[Span]) -> None:
