@@ -122,8 +122,9 @@ chaos-spark: java $(STAMP) ## the kill campaigns of the Spark parts, longer: CHA
 KILLS ?= 1000
 
 .PHONY: chaos-durable
-chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000) and count what is lost
+chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000); CHAOS=5000 histories with faults and crashes
 	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
+	BATCHQUEUE_CHAOS=$(or $(CHAOS),5000) $(BIN)/pytest -o timeout=14400 tests/faults/test_d_everywhere.py
 
 OUTAGE ?= 60
 

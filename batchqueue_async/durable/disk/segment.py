@@ -254,7 +254,7 @@ class SegmentWriter:
             files.sync_directory(directory)
         except BaseException:
             self.abandon()
-            with suppress(OSError):
+            with suppress(OSError, MemoryError):
                 files.unlink(self.path)
             raise
 
@@ -302,7 +302,7 @@ class SegmentWriter:
         """Close without a footer; recovery will scan this segment."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
-            with suppress(OSError):
+            with suppress(OSError, MemoryError):
                 # The descriptor is gone either way, and its state may have been the reason to drop it.
                 self._files.close(descriptor)
 

@@ -150,7 +150,7 @@ class Writer:
         clock = time.perf_counter()
         try:
             self._round(work)
-        except Exception as error:  # noqa: BLE001 - no error may leave a frame neither confirmed nor failed
+        except Exception as error:  # noqa: BLE001 - an error of any class leaves each frame confirmed or failed
             self._start_anew(work, error)
         if work.stale or work.last:
             self._sync_sealed()
@@ -161,7 +161,7 @@ class Writer:
         outcome.seconds["hints"] = time.perf_counter() - lap
         if self._watch_free or work.hints or outcome.opened or outcome.error is not None:
             # For the statistics alone, often enough with the hints of a busy queue.
-            with suppress(OSError):
+            with suppress(Exception):
                 outcome.free_bytes = self._files.free_bytes(self._directory)
         active = self._active
         outcome.dirty = bool(self._retained or self._unsynced or (active is not None and active.unsynced))
@@ -340,7 +340,7 @@ class Writer:
                     self._files.close(descriptor)
             except FileNotFoundError:
                 continue  # consumed by now
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - as in `run`
                 self._outcome.failures.append(error)
                 self._outcome.sync_errors += 1
                 left.append(number)
@@ -382,7 +382,7 @@ class Writer:
             outcome.error = second
             return
         if earlier and old is not None:
-            with suppress(OSError):
+            with suppress(Exception):
                 # If this fails, the specification says which copy is right: the one with the higher number.
                 self._files.truncate(old.path, start)
             outcome.moved.append(Moved(old.number, start, again[0][0].first, fresh.number, shift))
@@ -391,7 +391,7 @@ class Writer:
         outcome.synced = True
         self._prove(work)
         if work.last:
-            with suppress(OSError):
+            with suppress(Exception):
                 # Without a footer the next opening reads it whole: slower, and nothing else.
                 self._seal(sync=False)
 
@@ -417,9 +417,9 @@ class Writer:
         size = cut
         try:
             self._files.truncate(old.path, cut)
-        except OSError:
+        except Exception:  # noqa: BLE001 - as in `run`
             # What is left behind was not confirmed, and what takes its numbers has a segment of a higher number.
-            with suppress(OSError):
+            with suppress(Exception):
                 size = max(size, self._files.size(old.path))
         self._outcome.closed.append((old.number, cut, size))
         return keep
@@ -436,7 +436,7 @@ class Writer:
         if fresh is not None:
             self._active = None
             fresh.abandon()
-            with suppress(OSError):
+            with suppress(Exception):
                 self._files.unlink(fresh.path)
             del outcome.opened[opened:]
         self._retained = earlier
@@ -461,7 +461,7 @@ class Writer:
             if done < len(data):
                 # A part of an entry would shift all that follow: the next round writes the file anew.
                 self._outcome.hint_errors.append(hint.number)
-        except OSError:
+        except Exception:  # noqa: BLE001 - as in `run`
             self._forget_hint(hint.number)
             self._outcome.hint_errors.append(hint.number)
 
@@ -480,7 +480,7 @@ class Writer:
     def _forget_hint(self, number: int) -> None:
         descriptor = self._hints.pop(number, None)
         if descriptor is not None:
-            with suppress(OSError):
+            with suppress(Exception):
                 self._files.close(descriptor)
 
     def _shrink(self, number: int, start: int, footer: bytes) -> None:
@@ -491,7 +491,7 @@ class Writer:
             self._active = None
         if self._source is not None and self._source.number == number:
             self._source, self._retained, self._retained_bytes = None, [], 0
-        with suppress(OSError):
+        with suppress(Exception):
             # Without the footer the next number is found by SEQ_SKIP; without the cut it is tried again.
             self._files.truncate(path, start)
             self._outcome.shrunk = number
@@ -505,8 +505,8 @@ class Writer:
             try:
                 self._files.unlink(self._directory / segment.segment_name(number))
                 self._files.unlink(self._directory / segment.hint_name(number))
-            except OSError:
+            except Exception:  # noqa: BLE001 - as in `run`
                 self._outcome.kept.append(number)
-        with suppress(OSError):
+        with suppress(Exception):
             # Not durable, it may come back after a crash: with records that are then delivered twice.
             self._files.sync_directory(self._directory)
