@@ -178,7 +178,7 @@ KINDS = [*NUMBERS, "MemoryError", "short"]
 def test_d_2_3_8_22_any_call_fails_once_and_then_the_crash(kind):
     async def scenario() -> None:
         for place in range(1, calls_of + 1):
-            await one({place: kind}, every=5)
+            await one({place: kind}, every=9)
 
     calls_of = calls_of_a_history()
     assert calls_of > 40
@@ -191,14 +191,14 @@ def test_d_2_3_8_22_any_two_calls_fail_and_then_the_crash(kind):
         for place in range(1, calls_of + 1):
             # The next calls are those that make good what the first fault has broken: all pairs of them.
             for after in (1, 2, 3, 5):
-                await one({place: kind, place + after: "EIO"}, every=23)
+                await one({place: kind, place + after: "EIO"}, every=37)
 
     calls_of = calls_of_a_history()
     run_virtual(scenario())
 
 
 def test_random_histories_with_many_faults():
-    count = int(os.environ.get("BATCHQUEUE_CHAOS", "100"))
+    count = int(os.environ.get("BATCHQUEUE_CHAOS", "60"))
     start = int(os.environ.get("BATCHQUEUE_CHAOS_SEED", "1"))
 
     async def scenario(seed: int) -> None:
