@@ -16,7 +16,6 @@ COLUMNS = ("idea", "in code", "statistics", "log event", "configuration")
 
 # Names that the pages use and the code does not have yet. Whoever brings one removes it here; a test says so.
 PENDING = {
-    "durable": {"DeadLetterQueue", "Eviction", "GroupCommit", "KeyOrder", "LeaseManager", "WriteBuffer"},
     "export": {
         "BatchSender",
         "Disposition",

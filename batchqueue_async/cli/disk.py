@@ -42,7 +42,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     listing = _add(verbs, "list", _list, "the dead letters, one a line")
     listing.add_argument("--payloads", action="store_true", help=_SECRETS)
     requeue = _add(verbs, "requeue", _requeue, "put dead letters into the queue again; needs the queue to be closed")
-    purge = _add(verbs, "purge", _purge, "delete dead letters permanently; needs the queue to be closed")
+    purge = _add(verbs, "purge", _purge, "delete dead letters; needs the queue to be closed")
     purge.add_argument("seq", type=int, nargs="*", help="numbers from `list`; all when none is given")
     purge.add_argument(
         "--before", type=float, default=None, metavar="SECONDS", help="that died before this, since 1970"
@@ -133,7 +133,7 @@ def _dump(arguments: argparse.Namespace) -> int:
 def _say_record(shown: dict[str, Any], payload: bytes, *, payloads: bool, as_json: bool) -> None:
     shown.pop("payload")
     if isinstance(shown.get("reason"), str) and not as_json:
-        # One letter per line, no matter what its reason holds.
+        # One letter per line, also when its reason holds line breaks.
         shown["reason"] = repr(shown["reason"])
     shown["size"] = len(payload)
     if payloads:

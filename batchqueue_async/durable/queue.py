@@ -22,14 +22,14 @@ from batchqueue_async.durable.disk import compression, recovery
 from batchqueue_async.durable.disk.files import Files, OsFiles
 from batchqueue_async.durable.disk.format import MAX_FRAME, MAX_PUT, MAX_RECORDS, frame_size
 from batchqueue_async.durable.io_thread import Runner, Worker
-from batchqueue_async.durable.read.graveyard import Graveyard
-from batchqueue_async.durable.read.leasing import Leasing
+from batchqueue_async.durable.read.graveyard import DeadLetterQueue
+from batchqueue_async.durable.read.leasing import LeaseManager
 from batchqueue_async.durable.read.loader import Loader
 from batchqueue_async.durable.state.admission import Admission
 from batchqueue_async.durable.state.queue_state import QueueState
 from batchqueue_async.durable.stats import DurableStats, snapshot
-from batchqueue_async.durable.write.pending import Pending
-from batchqueue_async.durable.write.pump import DROPPED, Pump
+from batchqueue_async.durable.write.pending import WriteBuffer
+from batchqueue_async.durable.write.pump import DROPPED, GroupCommit
 from batchqueue_async.durable.write.writer import Writer
 from batchqueue_async.errors import (
     ConfigError,
@@ -176,7 +176,7 @@ class DurableQueue:
         # The wall clock is asked once. From here on time is the loop's, so a clock that jumps expires nothing.
         self._origin_ns = wall - int(start * 1e9)
         config = self.config
-        pending = Pending(
+        pending = WriteBuffer(
             clock=self._now_ns, deadline=self._deadline, future=self._loop.create_future, buffer=config.write_buffer
         )
         self._state = state = QueueState(config, survey, pending)
@@ -192,10 +192,10 @@ class DurableQueue:
             watch_free=config.min_free_bytes > 0,
         )
         dead_bytes = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
-        self._graveyard = Graveyard(self._open_dead, self.put_many, clock=self._now_ns)
+        self._graveyard = DeadLetterQueue(self._open_dead, self.put_many, clock=self._now_ns)
         state.count_dead_letters(dead_bytes, self._graveyard.disk_bytes)
         self._loader = Loader(self._files, self.path)
-        self._leasing = leasing = Leasing(
+        self._leasing = leasing = LeaseManager(
             state,
             self._loader,
             self._reading,
@@ -205,7 +205,7 @@ class DurableQueue:
             pump=lambda: self._pump,
             bury=self._graveyard.bury,
         )
-        self._pump = Pump(
+        self._pump = GroupCommit(
             state,
             writer,
             self._writing,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
 
-class KeyGate:
+class KeyOrder:
     """Which keys are in use, and the records that wait for them. At most `lookahead` records are held."""
 
     def __init__(self, key: Callable[[bytes], Hashable], lookahead: int) -> None:

@@ -22,7 +22,7 @@ _BATCH_BYTES = 16 << 20
 _ASIDE = 1e9
 
 
-class Graveyard:
+class DeadLetterQueue:
     """A second queue inside the first, opened when it is first needed."""
 
     def __init__(

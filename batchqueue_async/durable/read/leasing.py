@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from batchqueue_async._support import log
 from batchqueue_async.durable.disk import quarantine
 from batchqueue_async.durable.read.rereading import Rereading
-from batchqueue_async.durable.state.dropping import Dropper
+from batchqueue_async.durable.state.dropping import Eviction
 from batchqueue_async.durable.state.frame import Frame
 from batchqueue_async.errors import BatchQueueError, QueueClosedError
 from batchqueue_async.leases.lease import Lease
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.state.backlog import Extent, Load
     from batchqueue_async.durable.state.frame import Run
     from batchqueue_async.durable.state.queue_state import QueueState
-    from batchqueue_async.durable.write.pump import Pump
+    from batchqueue_async.durable.write.pump import GroupCommit
 
 _READ = 4 << 20
 _SWEEP = 60.0
@@ -44,7 +44,7 @@ class _Waiter:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Leasing:
+class LeaseManager:
     """Who waits for records, and who has them."""
 
     def __init__(
@@ -56,13 +56,13 @@ class Leasing:
         files: Files,
         path: Path,
         clock: Callable[[], int],
-        pump: Callable[[], Pump],
+        pump: Callable[[], GroupCommit],
         bury: Callable[[list[Run], str], Awaitable[None]],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._rereading = Rereading(state)
-        self._dropper = Dropper(state)
+        self._dropper = Eviction(state)
         self._loader = loader
         self._runner = runner
         self._files = files

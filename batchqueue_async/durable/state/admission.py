@@ -6,25 +6,25 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable.disk.format import frame_size
-from batchqueue_async.durable.state.dropping import Dropper
+from batchqueue_async.durable.state.dropping import Eviction
 from batchqueue_async.errors import DiskFullError, QueueClosedError, RecordTooLargeError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from batchqueue_async.durable.state.queue_state import QueueState
-    from batchqueue_async.durable.write.pump import Pump
+    from batchqueue_async.durable.write.pump import GroupCommit
 
 
 class Admission:
     """The door of one queue: first come, first served."""
 
-    def __init__(self, state: QueueState, pump: Pump, path: Path) -> None:
+    def __init__(self, state: QueueState, pump: GroupCommit, path: Path) -> None:
         self._state = state
         self._config = config = state.config
         self._pump = pump
         self._path = path
-        self._dropper = Dropper(state)
+        self._dropper = Eviction(state)
         self._turn = asyncio.Lock()
         self._closed = False
         pump.guards += bool(config.max_records is not None or config.max_bytes is not None or config.min_free_bytes)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.state.queue_state import QueueState
 
 
-class Dropper:
+class Eviction:
     """The dropping decisions of one queue."""
 
     def __init__(self, state: QueueState) -> None:

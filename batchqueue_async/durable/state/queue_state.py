@@ -17,7 +17,7 @@ from batchqueue_async.durable.state.frame import EPOCH_NS
 from batchqueue_async.durable.state.table import Segment
 from batchqueue_async.durable.stats import Counters
 from batchqueue_async.durable.write.writer import HintWrite, Outcome
-from batchqueue_async.leases.key_order import KeyGate
+from batchqueue_async.leases.key_order import KeyOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.config import DurableConfig
     from batchqueue_async.durable.disk.recovery import Survey
     from batchqueue_async.durable.state.frame import Frame, Run
-    from batchqueue_async.durable.write.pending import Pending
+    from batchqueue_async.durable.write.pending import WriteBuffer
 
 _NS = 1_000_000_000
 _COMPACT = 64 * 1024
@@ -35,7 +35,7 @@ _COMPACT_RATIO = 4
 class QueueState:
     """The segments, the backlog and the counts of one open queue."""
 
-    def __init__(self, config: DurableConfig, found: Survey, pending: Pending) -> None:
+    def __init__(self, config: DurableConfig, found: Survey, pending: WriteBuffer) -> None:
         self.config = config
         self.segments = {entry.number: entry for entry in found.segments}
         self.touched = {entry.number for entry in found.segments if entry.pending}
@@ -46,7 +46,7 @@ class QueueState:
             memory_bytes=config.memory_bytes,
             memory_blocks=config.memory_blocks,
         )
-        self.gate = KeyGate(config.key, config.key_lookahead) if config.key is not None else None
+        self.gate = KeyOrder(config.key, config.key_lookahead) if config.key is not None else None
         self.counters = Counters(recovered=found.report.records)
         self.records = found.report.records
         self.disk_bytes = found.report.disk_bytes

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _GROUP_RECORDS = 1 << 12
 
 
-class Pending:
+class WriteBuffer:
     """The frames of no round yet, first come first served, and the room that all frames on their way will take.
 
     Puts join the open group as long as it is the last frame, of their durability, and not full. Its records are

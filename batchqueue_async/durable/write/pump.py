@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
 from batchqueue_async.durable.disk.files import NO_ROOM
-from batchqueue_async.durable.state.dropping import Dropper
+from batchqueue_async.durable.state.dropping import Eviction
 from batchqueue_async.durable.state.frame import ALWAYS, INTERVAL, Frame
 from batchqueue_async.durable.write.writer import Outcome, Round, Writer
 from batchqueue_async.errors import BatchQueueError, DiskFullError, DurableQueueError, QueueClosedError
@@ -33,7 +33,7 @@ _DISK_SHARE = 16
 _LEAST_SEGMENT = 16 << 10
 
 
-class Pump:
+class GroupCommit:
     """Gathers frames, sends rounds, and tells everybody what came of them."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._config: DurableConfig = state.config
-        self._dropper = Dropper(state)
+        self._dropper = Eviction(state)
         self._writer = writer
         self._runner = runner
         self._path = path

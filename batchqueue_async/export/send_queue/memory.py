@@ -28,7 +28,7 @@ from batchqueue_async.export.send_queue.stretch import (
     size_of_run,
     stretch_of,
 )
-from batchqueue_async.leases.key_order import KeyGate
+from batchqueue_async.leases.key_order import KeyOrder
 from batchqueue_async.leases.lease import Lease
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class MemoryQueue:
         self._most_bytes = math.inf if max_bytes is None else max_bytes
         self._overflow = overflow
         self._block_timeout = block_timeout
-        self._gate = KeyGate(key, _LOOKAHEAD) if key is not None else None
+        self._gate = KeyOrder(key, _LOOKAHEAD) if key is not None else None
         self._on_drop = on_drop
         self.queue_id = uuid.uuid4().hex
         self.next_seq = 0
@@ -211,7 +211,7 @@ class MemoryQueue:
             return True
         return False
 
-    def _unhold(self, gate: KeyGate, run: Run) -> None:
+    def _unhold(self, gate: KeyOrder, run: Run) -> None:
         """Take out a record that waits for its key; it is a run by itself."""
         key = next(key for key, held in gate._held.items() if held[0] is run)
         gate._held[key].pop(0)
