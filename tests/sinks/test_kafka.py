@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import time
+from datetime import UTC, datetime
 from itertools import count
 
 import aiokafka
@@ -481,3 +483,22 @@ def test_other_errors_are_told_or_go_on_as_they_are():
     assert type(kafka_client.translate_error("here", ConnectionResetError(104, "reset"))) is bq.RetryableError
     for error in (KeyError("a mistake"), bq.ConfigError("x"), bq.TooLargeError("y")):
         assert kafka_client.translate_error("here", error) is error
+
+
+async def test_times_and_headers_from_fields_and_zstd(kafka, make, topic):
+    sink = make(headers={"tenant": "t", "kind": "k"}, timestamp="at", compression="zstd", key="id")
+    sink = pickle.loads(pickle.dumps(sink))
+    await sink.open()
+    when = datetime(2024, 2, 29, 12, 0, 0, 250_000, tzinfo=UTC)
+    batch = [{"id": 1, "t": "a", "k": 5, "at": when}, {"id": 2, "t": None, "at": 1.5}, {"id": 3}]
+    result = await sink.send_keyed([*batch, {"id": 4, "at": "noon"}], ["q/1", "q/2", "q/3", "q/4"])
+    await sink.close()
+    assert list(result.rejected) == [3]
+    found = {message.key: message for message in await read(kafka, topic)}
+    assert found[b"1"].timestamp == round(when.timestamp() * 1000)
+    assert found[b"2"].timestamp == 1500
+    assert abs(found[b"3"].timestamp / 1000 - time.time()) < 3600
+    headers = [[pair for pair in found[key].headers if pair[0] != "bq-key"] for key in (b"1", b"2", b"3")]
+    assert headers == [[("tenant", b"a"), ("kind", b"5")], [], []]
+    with pytest.raises(bq.ConfigError, match="headers='tenant'"):
+        make(headers="tenant")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from batchqueue_async._support.redaction import HIDDEN, without_credentials
 from batchqueue_async.errors import ConfigError
@@ -81,6 +81,18 @@ def resolve(reference: str | Secret | None) -> str | None:
         't0ken'
     """
     return None if reference is None else Secret(reference).reveal()
+
+
+def resolve_option(value: Any) -> Any:
+    """The value of an option of someone else's library: `env:NAME`, `file:/path`, or as it is; a URL is no reference.
+
+    Example:
+        >>> resolve_option("file:///var/lib/lake"), resolve_option(3)
+        ('file:///var/lib/lake', 3)
+    """
+    if isinstance(value, Secret):
+        return value.reveal()
+    return resolve(value) if isinstance(value, str) and not value.startswith("file://") else value
 
 
 def header_value(name: str, value: str) -> str:
