@@ -168,7 +168,7 @@ class HttpSink:
         self._name = format if isinstance(format, str) else type(format).__name__
         host = parts.hostname or ""
         at = f"[{host}]" if ":" in host else host
-        self._shown = f"{parts.scheme}://{at}{f':{parts.port}' if parts.port else ''}{parts.path}"
+        self.shown = f"{parts.scheme}://{at}{f':{parts.port}' if parts.port else ''}{parts.path}"
         self._headers = dict(headers or {})
         self._credentials = Credentials(
             token=None if token is None else Secret(token),
@@ -193,13 +193,13 @@ class HttpSink:
         return SinkNeeds(same_bytes=self.idempotency_header is not None)
 
     def __repr__(self) -> str:
-        return f"HttpSink({self._shown!r}, format={self._name!r})"
+        return f"HttpSink({self.shown!r}, format={self._name!r})"
 
     async def open(self) -> None:
         """Get ready; no connection is made before the first batch."""
         if self._transport is None:
             self._transport = Transport(
-                where=self._shown,
+                where=self.shown,
                 credentials=self._credentials,
                 headers=self._headers,
                 timeout=self.timeout,
@@ -229,7 +229,7 @@ class HttpSink:
     async def _send(self, batch: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
         transport = self._transport
         if transport is None:
-            raise RuntimeError(f"HTTP sink {self._shown!r} is not open; call open() first")
+            raise RuntimeError(f"HTTP sink {self.shown!r} is not open; call open() first")
         body = self.format.encode(batch, keys)
         if not body.places:
             return SendResult(rejected=body.rejected) if body.rejected else None
