@@ -291,3 +291,26 @@ def test_x_1_the_widest_of_what_was_seen():
     assert postgres_types.wider("character varying(3)", ["abcd"]) == "text"
     assert postgres_types.wider("timestamp(3) without time zone", [datetime(2024, 1, 1, 0, 0, 0, 1)]) == "timestamp"
     assert postgres_types.wider("boolean", [1]) is None
+
+
+async def test_x_1_a_partitioned_table_that_becomes_another_type_gets_the_right_values(postgres, make, table):
+    postgres.sql(
+        f"CREATE TABLE {table} (id int, v bigint) PARTITION BY RANGE (id);"
+        f"CREATE TABLE {table}_1 PARTITION OF {table} FOR VALUES FROM (0) TO (100)"
+    )
+    sink = await make()
+    await sink.send([{"id": 1, "v": 5}])
+    for number, kind in enumerate(("double precision", "numeric", "bigint"), 2):
+        postgres.sql(f"ALTER TABLE {table} ALTER v TYPE {kind}")
+        assert (await sink.send([{"id": number, "v": 5}])).rejected == {}
+    postgres.sql(f"ALTER TABLE {table} DROP v, ADD v numeric")
+    assert (await sink.send([{"id": 9, "v": 5}])).rejected == {}
+    assert postgres.sql(f"SELECT DISTINCT v FROM {table} WHERE v IS NOT NULL") == ["5"]
+
+
+async def test_x_1_a_column_that_is_dropped_and_added_with_another_type_gets_the_right_values(postgres, make, table):
+    sink = await make()
+    await sink.send([{"v": 5, "w": 1}])
+    postgres.sql(f"ALTER TABLE {table} DROP v, ADD v numeric")
+    assert (await sink.send([{"v": 6, "w": 2}])).rejected == {}
+    assert postgres.sql(f"SELECT v FROM {table} WHERE w = 2") == ["6"]

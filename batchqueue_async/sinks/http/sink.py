@@ -160,7 +160,7 @@ class HttpSink:
         self.url = url
         self.format: Format = _format(format)
         self.method = method
-        self.compression = compression
+        self.compression: Compression | None = compression
         self.timeout = timeout
         self.connect_timeout = connect_timeout
         self.connections = connections

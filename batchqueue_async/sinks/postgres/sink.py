@@ -96,7 +96,7 @@ class PostgresSink:
             if value <= 0:
                 raise ConfigError(f"PostgreSQL sink: {name}={value} is not above 0")
         if schema in get_args(SchemaMode):
-            self.mode = cast("SchemaMode", schema)
+            self.mode: SchemaMode = cast("SchemaMode", schema)
         elif namespace is not None and schema is not None:
             raise ConfigError(
                 f"PostgreSQL sink: schema={schema!r} with namespace={namespace!r}; give schema one of "

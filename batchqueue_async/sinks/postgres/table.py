@@ -36,7 +36,14 @@ SELECT a.attname, format_type(coalesce(nullif(t.typbasetype, 0), a.atttypid),
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-_TABLE = "SELECT o::oid::int8, o IS NOT NULL AND row_security_active(o) FROM to_regclass($1) o"
+_TABLE = """
+SELECT o::oid::int8, o IS NOT NULL AND row_security_active(o), relkind = 'r' FROM to_regclass($1) o
+LEFT JOIN pg_class ON oid = o
+"""
+# What an ALTER TABLE changes: where rows are stored in the table itself, its one row of the catalogue, as other types mean
+# other files; else the rows of its columns.
+_PLAIN_STATE = "SELECT xmin::text FROM pg_class WHERE oid = {}"
+_PLAIN_GUARD = "SELECT 1 / count(*) FROM pg_class WHERE oid = {} AND xmin = '{}'"
 _STATE = "SELECT sum(xmin::text::bigint) || '/' || count(*) FROM pg_attribute WHERE attrelid = {} AND attnum > 0"
 _STAGE = "batchqueue_stage"
 _UNTYPED = "batchqueue: no value was seen yet"
@@ -128,12 +135,14 @@ class Table:
 
     async def _look(self, connection: Connection) -> _Found:
         # The state first: where the columns change in between, the guard is the one that fails.
-        (oid, secured), *_ = await connection.fetch(_TABLE, self.quoted)
+        (oid, secured, plain), *_ = await connection.fetch(_TABLE, self.quoted)
         if oid is None:
             return _Found({}, set(), secured=False, guard="")
-        state: str = await connection.fetchval(_STATE.format(oid))
+        state: str = await connection.fetchval((_PLAIN_STATE if plain else _STATE).format(oid))
         rows = await connection.fetch(_COLUMNS, self.quoted, _UNTYPED)
-        guard = f"SELECT 1 / count(*) FROM ({_STATE.format(oid)}) s(state) WHERE state = '{state}'"  # noqa: S608
+        guard = _PLAIN_GUARD.format(oid, state)
+        if not plain:
+            guard = f"SELECT 1 / count(*) FROM ({_STATE.format(oid)}) s(state) WHERE state = '{state}'"  # noqa: S608
         return _Found(
             {name: kind for name, kind, _, generated in rows if not generated},
             {name for name, _, untyped, _ in rows if untyped},
@@ -304,18 +313,16 @@ class Table:
     def _valued(self, rows: Rows, refused: dict[int, SinkError]) -> Rows:
         """The rows with values as their columns take them; those that a column would change are refused."""
         kinds = self.columns or {}
-        changed: dict[int, list[Any]] = {}
-        for at, name in enumerate(rows.names):
-            fit = fit_of(kinds[name])
-            if fit.plain is None:
-                continue
-            column = list(map(itemgetter(at), rows.values))
-            if not fit.takes(column):
+        changed: dict[int, Sequence[Any]] = {}
+        columns = list(zip(*rows.values, strict=False))  # of one length, as their names are
+        for at, (name, column) in enumerate(zip(rows.names, columns, strict=True)):
+            if not fit_of(kinds[name]).takes(column):
                 changed[at] = self._taken(name, rows.places, column, refused)
         if not changed:
             return rows
-        columns = [changed.get(at) or list(map(itemgetter(at), rows.values)) for at in range(len(rows.names))]
-        return rows._replace(values=list(zip(*columns, strict=True)))
+        return rows._replace(
+            values=list(zip(*(changed.get(at, column) for at, column in enumerate(columns)), strict=True))
+        )
 
     def _taken(
         self, name: str, places: Sequence[int], column: Sequence[Any], refused: dict[int, SinkError]

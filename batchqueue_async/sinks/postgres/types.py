@@ -127,7 +127,7 @@ class Fit(NamedTuple):
 
     plain: frozenset[type] | None
     take: Take
-    every: Callable[[Iterable[Any]], bool] | None = None
+    every: Callable[[Sequence[Any]], bool] | None = None
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether all values are taken as they are."""
@@ -323,8 +323,8 @@ def _moment(args: Sequence[int], *, zone: bool) -> Fit:
             raise MisfitError("a time with more decimal places")
         return value
 
-    def every(values: Iterable[Any]) -> bool:
-        zones = {_zone(value) for value in values if value is not None}
+    def every(values: Sequence[Any]) -> bool:
+        zones = set(map(_zone, values if None not in values else [value for value in values if value is not None]))
         return None not in zones if zone else zones <= {None}
 
     return Fit(frozenset({datetime, _NONE} if step == 1 else {_NONE}), take, every)

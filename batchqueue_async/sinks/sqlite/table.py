@@ -352,7 +352,8 @@ def _columns_of(rows: Rows) -> Iterator[tuple[str, list[Any]]]:
 
 def _type(column: Sequence[Any]) -> str:
     """The declared type for a column of these values; none where they are all None or differ."""
-    kinds = {_TYPES.get(kind, "TEXT") for kind in {type(_shown(value)) for value in column} - {type(None)}}
+    found: set[type] = {type(_shown(value)) for value in column}
+    kinds = {_TYPES.get(kind, "TEXT") for kind in found if kind is not type(None)}
     return kinds.pop() if len(kinds) == 1 else ""
 
 
