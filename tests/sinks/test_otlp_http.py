@@ -43,12 +43,8 @@ async def test_a_batch_is_one_export(http_server, signal):
 
 
 async def test_what_an_answer_means(http_server):
-    for status, kind in (
-        (429, bq.ThrottledError),
-        (503, bq.RetryableError),
-        (500, bq.RetryableError),
-        (400, bq.PermanentError),
-    ):
+    kinds = {429: bq.ThrottledError, 503: bq.RetryableError, 500: bq.RetryableError, 400: bq.PermanentError}
+    for status, kind in kinds.items():
         http_server.script({"status": status})
         with pytest.raises(kind):
             await send(OtlpHttpSink(http_server.url), [{"name": "x"}])

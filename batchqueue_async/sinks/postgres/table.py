@@ -40,8 +40,8 @@ _TABLE = """
 SELECT o::oid::int8, o IS NOT NULL AND row_security_active(o), relkind = 'r' FROM to_regclass($1) o
 LEFT JOIN pg_class ON oid = o
 """
-# What an ALTER TABLE changes: where rows are stored in the table itself, its one row of the catalogue, as other types mean
-# other files; else the rows of its columns.
+# What an ALTER TABLE changes: where rows are stored in the table itself, its one row of the catalogue, as other types
+# mean other files; else the rows of its columns.
 _PLAIN_STATE = "SELECT xmin::text FROM pg_class WHERE oid = {}"
 _PLAIN_GUARD = "SELECT 1 / count(*) FROM pg_class WHERE oid = {} AND xmin = '{}'"
 _STATE = "SELECT sum(xmin::text::bigint) || '/' || count(*) FROM pg_attribute WHERE attrelid = {} AND attnum > 0"
