@@ -485,12 +485,12 @@ def _inside(name: str, value: Any, problems: Iterable[Problem]) -> Iterator[Prob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Text(Rule):
-    """A text that is not empty."""
+    """A text that can be printed, and is not empty."""
 
     def judge(self, name: str, value: Any) -> Iterator[Problem]:
         """It is one."""
-        if not isinstance(value, str) or not value:
-            yield Problem("is not a name", f"set {name} to a text")
+        if not _are_texts((value,)):
+            yield Problem("is not a printable text", f"set {name} to one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

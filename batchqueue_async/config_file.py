@@ -417,7 +417,7 @@ def read_call(value: object, makers: Mapping[str, Callable[..., T]]) -> T:
     name, arguments = _call(value)
     maker = makers.get(name)
     if maker is None:
-        raise UnreadableError(Problem(f"asks for {name}, which is unknown", nearest(name, makers)))
+        raise UnreadableError(Problem(f"asks for {short(name)}, which is unknown", nearest(name, makers)))
     try:
         return maker(*arguments)
     except TypeError:

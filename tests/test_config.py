@@ -127,7 +127,7 @@ async def test_every_rule_has_its_message(field, value, rule):
         ({"feeds": ("rows", "spans")}, "feeds=('rows', 'spans') names the queue itself; name only other queues"),
         (
             {"scheduler": bq.SharedScheduler("", POLICY)},
-            "queue 'spans': scheduler.name='' is not a name; set name to a text",
+            "queue 'spans': scheduler.name='' is not a printable text; set name to one",
         ),
         (
             {"scheduler": bq.SharedScheduler("IO", 3)},

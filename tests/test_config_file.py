@@ -223,7 +223,7 @@ queues:
         ("consumer: print", "consumer is code, which no file or variable can hold; give it as overrides={'spans': "),
         ("on_error: null", "on_error is code"),
         ("workers: cpu_cores(0)", "workers='cpu_cores(0)' has multiplier=0, which is not above 0; set multiplier to"),
-        ("workers: cores(2)", "workers='cores(2)' asks for cores, which is unknown; did you mean cpu_cores?"),
+        ("workers: cores(2)", "workers='cores(2)' asks for 'cores', which is unknown; did you mean cpu_cores?"),
         ("workers: cpu_cores(__import__)", "has the argument '__import__', which is not a number; give numbers"),
         ("workers: cpu_cores()", "gives cpu_cores 0 arguments, which it does not take; see its signature"),
         ("workers: fixed(1, 2)", "gives fixed 2 arguments, which it does not take"),
@@ -232,9 +232,12 @@ queues:
         ("workers: 1.5", "workers=1.5 is not understood; write name, name(number) or {name: number}"),
         ("workers: 0", "workers=0 has count=0, which is below 1; set count to 1 or more"),
         ("workers: 'fixed(2); import os'", "is not understood"),
-        ("partitions: cpu_cores(1)", "cpu_cores, which is unknown; there are fixed, worker_multiply, adaptive"),
+        (
+            "partitions: cpu_cores(1)",
+            "asks for 'cpu_cores', which is unknown; there are fixed, worker_multiply, adaptive",
+        ),
         ("selector: by_key(len)", "selector='by_key(len)' needs a function, which is code; give selector=by_key(fn)"),
-        ("selector: random", "asks for random, which is unknown; there are round_robin, type_hash"),
+        ("selector: random", "asks for 'random', which is unknown; there are round_robin, type_hash"),
         ("strategy: drop_latest", "strategy='drop_latest' is not a strategy; did you mean drop_"),
         ("strategy: 3", "strategy=3 is not a strategy; there are blocking, if_possible"),
         ("balancer: throughput_weighted(0.5)", "has skip_ratio=0.5, which is below 1; set skip_ratio to a"),
@@ -242,7 +245,7 @@ queues:
         ("scheduler: {name: IO}", "scheduler.policy is missing; write policy: ..."),
         ("scheduler: {name: IO, policy: 1, size: 2}", "scheduler.size is unknown; there are name, policy"),
         ("scheduler: {name: IO, policy: 0}", "scheduler.policy=0 has count=0, which is below 1"),
-        ("scheduler: {name: 5, policy: 1}", "scheduler.name=5 is not a name; set name to a text"),
+        ("scheduler: {name: 5, policy: 1}", "scheduler.name=5 is not a printable text; set name to one"),
         ("overflow: drop_first", "overflow='drop_first' is unknown; did you mean drop_"),
         ("buffer_bytes: 16 MB", "buffer_bytes='16 MB' is given without size_of; give a function from an item"),
         (
@@ -250,7 +253,7 @@ queues:
             "buffer_bytes='lots' is not a whole number of bytes; give an int of 1 or more, or a text",
         ),
         ("size_of: sys.getsizeof", "size_of='sys.getsizeof' is not understood"),
-        ("size_of: id", "size_of='id' asks for id, which is unknown; there are len"),
+        ("size_of: id", "size_of='id' asks for 'id', which is unknown; there are len"),
         ("feeds: [rows, 5]", "feeds=['rows', 5] is not a name of a queue, nor several"),
         ("feeds: spans", "feeds='spans' names the queue itself"),
         ("log_errors: none", "log_errors='none' is unknown; choose one of redacted, full"),
@@ -459,13 +462,13 @@ plain_fields = st.fixed_dictionaries(
         "balance_interval": seconds,
     },
 )
+names = st.text(st.characters(blacklist_categories=("C", "Z")), min_size=1, max_size=20)
 runners = st.one_of(
     st.just({}),
     st.fixed_dictionaries({"workers": worker_policies}),
-    st.fixed_dictionaries({"scheduler": st.builds(bq.SharedScheduler, st.text(min_size=1), worker_policies)}),
+    st.fixed_dictionaries({"scheduler": st.builds(bq.SharedScheduler, names, worker_policies)}),
 )
 queue_fields = st.builds(lambda first, second: first | second, plain_fields, runners)
-names = st.text(st.characters(blacklist_categories=("C", "Z")), min_size=1, max_size=20)
 
 
 def written(value):
@@ -548,10 +551,10 @@ def test_all_queues_and_all_layers_are_judged_at_once(tmp_path):
         "line 4, column 5: queue 'spans': linger='soon' is not a finite number of seconds",
         "line 7, column 7: queue 'spans': retry.attempts is unknown",
         "line 6, column 7: queue 'spans': retry.initial=0 is not above 0",
-        "line 9, column 27: queue 'logs': scheduler.policy='none' asks for none, which is unknown",
+        "line 9, column 27: queue 'logs': scheduler.policy='none' asks for 'none', which is unknown",
         "overrides: queue 'logs': consumer=print is a plain function, and would block the event loop",
         "environment variable BATCHQUEUE_QUEUES__LOGS__MAX_BATCH: queue 'logs': max_batch='many' is not a whole number",
-        "line 9, column 27: queue 'traces': scheduler.policy='none' asks for none, which is unknown",
+        "line 9, column 27: queue 'traces': scheduler.policy='none' asks for 'none', which is unknown",
         "line 10, column 5: queue 'traces': consumer is code, which no file or variable can hold",
         "queue '': name='' is not a printable text",
     ]
@@ -678,6 +681,10 @@ def test_two_variables_for_one_field_are_a_fault():
         ({"A__SCHEDULER": '{"name": "IO", "password": "hunter2"}'}, "scheduler.password is unknown; there are name"),
         ({"A__RETRY": '{"api_key": "hunter2"}'}, "retry.api_key is unknown"),
         ({"A__CONSUMER": "hunter2"}, "consumer is code"),
+        (
+            {"A__WORKERS": "my_token_is_hunter"},
+            "workers=<text of 18 characters> asks for <text of 18 characters>, which",
+        ),
         ({"A__LINGER": "token=hunter2"}, "linger=<text of 13 characters> is not a finite number of seconds"),
     ],
 )
@@ -685,4 +692,4 @@ def test_no_secret_is_quoted(environ, expected):
     with pytest.raises(bq.ConfigError) as caught:
         config.load_config(environ={f"BATCHQUEUE_QUEUES__{name}": value for name, value in environ.items()})
     assert expected in str(caught.value)
-    assert "hunter2" not in str(caught.value) + repr(caught.value.faults)
+    assert "hunter" not in str(caught.value) + repr(caught.value.faults)

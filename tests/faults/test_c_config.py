@@ -159,7 +159,7 @@ async def async_selector(item, count): ...
         ({"balancer": bq.throughput_weighted}, "balancer=throughput_weighted has no assign method"),
         ({"workers": bq.WorkerPolicy.io_bound}, "is not a WorkerPolicy; call it: WorkerPolicy.io_bound(...)"),
         ({"workers": bq.WorkerPolicy}, "workers=WorkerPolicy is not a WorkerPolicy; give WorkerPolicy.fixed(4)"),
-        ({"scheduler": bq.SharedScheduler("", bq.WorkerPolicy.fixed(1))}, "scheduler.name='' is not a name"),
+        ({"scheduler": bq.SharedScheduler("", bq.WorkerPolicy.fixed(1))}, "scheduler.name='' is not a printable text"),
         ({"on_error": 5}, "on_error=5 is not callable; give a function of (batch, error)"),
     ],
 )
