@@ -33,6 +33,7 @@ from batchqueue_async._support.checks import (
     Whole,
     default,
     faults_of,
+    is_count,
     named_fields,
     refuse,
     settle,
@@ -196,11 +197,12 @@ class HandlerRetry:
             return self.max_delay
 
 
+_MOST_ATTEMPTS = 1_000
 _HANDLER_RETRY_RULES: dict[str, Rule] = {
     "initial": Seconds(),
     "multiplier": Real(least=1.0, above=False),
     "max_delay": Seconds(),
-    "max_attempts": Whole(most=1_000),
+    "max_attempts": Whole(most=_MOST_ATTEMPTS),
 }
 _HANDLER_RETRY = HandlerRetry()
 
@@ -381,27 +383,23 @@ def check_handler(subject: str, handler: object, options: HandlerOptions, *, mos
 
 
 def _worker_example(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_WORKERS:
-        return "WorkerPolicy.fixed(4)"
-    return f"WorkerPolicy.fixed({value})" if isinstance(value, int) else f"WorkerPolicy.cpu_cores({value})"
+    if isinstance(value, float) and 0 < value <= MOST_WORKERS:
+        return f"WorkerPolicy.cpu_cores({value})"
+    return f"WorkerPolicy.fixed({value if is_count(value, MOST_WORKERS) else 4})"
 
 
 def _partition_example(value: Any) -> str:
-    known = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_PARTITIONS
-    return f"PartitionPolicy.fixed({value if known else 4})"
+    return f"PartitionPolicy.fixed({value if is_count(value, MOST_PARTITIONS) else 4})"
 
 
 def _scheduler_example(value: Any) -> str:
-    name = value if isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME else "IO_POOL"
+    is_name = isinstance(value, str) and value and short(value) == repr(value)
+    name = value if is_name else "IO_POOL"
     return f"SharedScheduler({name!r}, {_worker_example(value)})"
 
 
 def _retry_example(value: Any) -> str:
-    known = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LONGEST_NAME
-    return f"HandlerRetry(max_attempts={value if known else 5})"
-
-
-_LONGEST_NAME = 100
+    return f"HandlerRetry(max_attempts={value if is_count(value, _MOST_ATTEMPTS) else 5})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,7 +459,8 @@ class _Nested(Kind):
     def _misnamed(self, section: Mapping[Any, Any]) -> Iterator[Problem]:
         for name in section:
             if name not in self.rules:
-                yield Problem("is unknown", nearest(str(name), self.rules), f".{clip(str(name))}", "")
+                label = name if isinstance(name, str) else short(name)
+                yield Problem("is unknown", nearest(label, self.rules), f".{clip(label)}", "")
         for name in self.needed:
             if name not in section:
                 yield Problem("is missing", f"write {name}: ...", f".{name}", "")
@@ -531,22 +530,21 @@ class _Strategy(Rule):
         """The strategy that a word stands for."""
         if value is None or isinstance(value, BufferStrategy):
             return value
+        word = value.lower() if isinstance(value, str) else ""
         names = [each.value for each in BufferStrategy]
-        if not isinstance(value, str) or value.lower() not in names:
-            raise UnreadableError(Problem("is not a strategy", nearest(str(short(value)).lower().strip("'"), names)))
-        return BufferStrategy(value.lower())
+        if word not in names:
+            raise UnreadableError(Problem("is not a strategy", nearest(word, names)))
+        return BufferStrategy(word)
 
     def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
         """It is one."""
         if not isinstance(value, BufferStrategy):
             word = value.lower() if isinstance(value, str) else ""
-            meant = (
-                word
-                if word in _WORDS
-                else next((_STRATEGIES[each] for each in BufferStrategy if each.value == word), "drop_oldest")
+            by_value = {each.value: each for each in BufferStrategy}
+            meant = _WORDS.get(word) or by_value.get(word, BufferStrategy.DROP_OLDEST)
+            way_out = (
+                f"give a BufferStrategy such as BufferStrategy.{meant.name}, or say overflow={_STRATEGIES[meant]!r}"
             )
-            member = _WORDS[meant].name
-            way_out = f"give a BufferStrategy such as BufferStrategy.{member}, or say overflow={meant!r}"
             yield Problem("is not a BufferStrategy", way_out)
 
 
@@ -591,7 +589,7 @@ class _Names(Rule):
     def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
         """They are texts that can be printed."""
         if not isinstance(value, tuple) or not _are_texts(cast("Collection[Any]", value)):
-            yield Problem("is not a name of a queue, nor several", "give a text, or a tuple of texts")
+            yield Problem("is not the name of a queue, or a list of names", "give a text, or a tuple of texts")
 
 
 def _are_texts(values: Collection[object]) -> bool:
@@ -665,7 +663,7 @@ def _faults(
     )
     if whole:
         _check_together(name, config, check)
-    text: object = name  # whatever the annotation says, the caller may not be type-checked
+    text: object = name  # the annotation promises nothing: the caller may not be type-checked
     if isinstance(text, str) and text and text.isprintable():
         return check.faults
     rule, way_out = "is not a printable text", "give the queue a name"

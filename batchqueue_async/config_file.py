@@ -2,7 +2,7 @@
 
 What stands here knows nothing of a queue's fields. It reads the three layers into one `Setting` per queue and field,
 each with its origin, so that an error can name the place to correct; `config.load_config` gives them their meaning.
-Whatever is wrong is collected, so that one run of a program names all of it.
+All faults are collected, so that one error names every one of them.
 
 A file is data. It is read with PyYAML's safe loader and turned into texts, numbers, mappings and lists by hand: a tag
 can't make it anything else, and aliases, depth and size are bounded before they can cost anything.
@@ -150,7 +150,7 @@ class _Environment:
             section[name] = Setting(value, f"environment variable {variable}", "environment")
 
     def _value(self, variable: str, text: str) -> Any:
-        """A mapping is JSON; `null`, as in a file, is no value."""
+        """The value of a text: a mapping is JSON, and `null` means None, as in a file."""
         if text.strip().lower() == "null":
             return None
         if not text.lstrip().startswith("{"):

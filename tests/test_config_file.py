@@ -254,7 +254,7 @@ queues:
         ),
         ("size_of: sys.getsizeof", "size_of='sys.getsizeof' is not understood"),
         ("size_of: id", "size_of='id' asks for 'id', which is unknown; there are len"),
-        ("feeds: [rows, 5]", "feeds=['rows', 5] is not a name of a queue, nor several"),
+        ("feeds: [rows, 5]", "feeds=['rows', 5] is not the name of a queue, or a list of names"),
         ("feeds: spans", "feeds='spans' names the queue itself"),
         ("log_errors: none", "log_errors='none' is unknown; choose one of redacted, full"),
         (
@@ -619,6 +619,39 @@ def test_every_fault_of_a_file_is_found_and_nothing_else(tmp_path_factory, queue
     assert found == {(wording.clip(f"queue {queue!r}"), field) for queue, wrong in queues.items() for field in wrong}
     assert len(caught.value.faults) == len(found)
     assert all(fault.origin.startswith(str(path)) and fault.way_out for fault in caught.value.faults)
+
+
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**400), 10**400)
+    | st.just(5_000).map(lambda digits: 10**digits)
+    | st.sampled_from([len, print, bq.WorkerPolicy, bq.WorkerPolicy.io_bound, bq.round_robin, object()])
+    | st.floats()
+    | st.text(max_size=20)
+    | st.binary(max_size=5)
+)
+anything = values | st.lists(values, max_size=3) | st.dictionaries(values, values, max_size=3)
+
+
+def paths_of_faults(make):
+    try:
+        make()
+    except bq.ConfigError as error:
+        faults = error.faults
+    else:
+        faults = ()
+    assert all(
+        fault.owner == "queue 'q'" and fault.rule and fault.way_out and len(str(fault)) < 600 for fault in faults
+    )
+    return {fault.path.partition(".")[0] for fault in faults}
+
+
+@given(st.sampled_from(list(config._RULES)), anything)
+def test_any_value_is_taken_or_is_a_fault_of_its_field(field, value):
+    partners = {field, "max_idle"}  # min_idle may be above it
+    assert paths_of_faults(lambda: bq.QueueConfig(**{field: value}).validate("q")) <= partners
+    assert paths_of_faults(lambda: config.load_config(environ={}, overrides={"q": {field: value}})) <= partners
 
 
 # -- variables that mean nothing ---------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The one set of rules for configuration fields: of queues, durable queues, exporters and all policies.
 
-A configuration class has a table of its fields' rules. A `Rule` reads what may stand for a value (a text with a unit, a
-word of a file) and says what is wrong with one. A `Checkup` runs the table over a whole object, takes the rules between
-fields besides, and raises one `ConfigError` that names every fault.
+A configuration class has a table with a rule per field. A `Rule` reads what may stand for a value (a text with a unit,
+a word in a file) and finds what is wrong with one. A `Checkup` applies the table to a whole object, collects what the
+rules between fields find, and raises one `ConfigError` that names every fault.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 Layer = Literal["code", "file", "environment"]
-"""Where a value comes from. In the environment everything is a text."""
+"""Where a value comes from. In the environment every value is a text."""
 
 MOST_ITEMS = 10**12
 MOST_BYTES = 1 << 60
-# About 30 years: event loops and locks can wait no longer than some centuries, and nobody means to.
+# About 30 years. Beyond some centuries, event loops and locks raise OverflowError.
 MOST_SECONDS = 1e9
 _MOST_NUMBER = 1e9
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     class Settable(Generic[Read_co, Given_contra]):
         """For type checkers: a field that is given as one type and read as another, such as "250ms" and 0.25.
 
-        At run time it is a plain field, whose value `settle` puts right when the object is made.
+        At run time it is a plain field; `settle` converts its value when the object is made.
         """
 
         def __get__(self, owner: object, kind: Any = None) -> Read_co: ...
@@ -68,8 +68,8 @@ class Problem(NamedTuple):
 
     Attributes:
         path: the way to the part of the value that is wrong, such as ".policy"; "" for the value itself.
-        value: that part, as text; None where it is the value itself, "" where it is better not shown.
-        origin: where that part was set; None where the value was.
+        value: that part, as text; None if it is the value itself, "" if it must not be shown.
+        origin: where that part was set; None if that is where the value itself was set.
     """
 
     rule: str
@@ -98,14 +98,14 @@ class Rule:
     optional: bool = False
 
     def settle(self, value: Any) -> Any:
-        """What is kept of a value given in code: the number of "250ms". What is not understood stays as it is."""
+        """What is stored for a value given in code, such as the number for "250ms"; the value itself if not known."""
         return value
 
     def read(self, value: Any, layer: Layer) -> Any:  # noqa: ARG002 - for the rules whose texts depend on the layer
         """The value that something in a file, variable or override stands for.
 
         Raises:
-            UnreadableError: it stands for none.
+            UnreadableError: it does not stand for one.
         """
         return self.settle(value)
 
@@ -115,7 +115,7 @@ class Rule:
             yield from self.judge(name, value)
 
     def judge(self, name: str, value: Any) -> Iterator[Problem]:
-        """The same for a value that is not missing."""
+        """The same, for a value that is not None if the field is optional."""
         raise NotImplementedError
 
     def _or_none(self) -> str:
@@ -148,7 +148,7 @@ class Whole(Rule):
             yield Problem(f"is above {self.most:_}", f"set {name} to that or less{self._or_none()}")
 
     def mistaken(self) -> Problem:
-        """Of a value that is not an int."""
+        """The problem with a value that is not an int."""
         return Problem("is not a whole number", f"give an int of {self.least} or more{self._or_none()}")
 
 
@@ -164,7 +164,7 @@ class Bytes(Whole):
         return value if size is None else size
 
     def mistaken(self) -> Problem:
-        """Of a value that is neither an int nor such a text."""
+        """The problem with a value that is neither an int nor such a text."""
         way_out = f"give an int of {self.least} or more, or a text such as '16MiB'{self._or_none()}"
         return Problem("is not a whole number of bytes", way_out)
 
@@ -198,7 +198,7 @@ class Real(Rule):
             yield Problem(f"is above {self.most:g}", f"set {name} to that or less{self._or_none()}")
 
     def mistaken(self) -> Problem:
-        """Of a value that is not a number."""
+        """The problem with a value that is not a number."""
         return Problem("is not a finite number", f"give a number {self._range()}{self._or_none()}")
 
     def _range(self) -> str:
@@ -221,9 +221,14 @@ class Seconds(Real):
         return value if seconds is None else seconds
 
     def mistaken(self) -> Problem:
-        """Of a value that is neither a number nor such a text."""
+        """The problem with a value that is neither a number nor such a text."""
         way_out = f"give seconds as a float, or a text such as '250ms'{self._or_none()}"
         return Problem("is not a finite number of seconds", way_out)
+
+
+def is_count(value: Any, most: int) -> bool:
+    """Whether a value is an int from 1 to `most`, so that a message can use it in an example."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 # -- words, objects, functions -----------------------------------------------------------------------------------------
@@ -268,7 +273,7 @@ class Kind(Rule):
     """An object of a class.
 
     Attributes:
-        example: how one is made, or a function that says how the one is made that a wrong value stands for.
+        example: how to make one; or a function from a wrong value to the call that was probably meant.
     """
 
     wanted: type
@@ -292,9 +297,9 @@ class Function(Rule):
     """A function of these parameters.
 
     Attributes:
-        parameters: how the positional arguments of a call are named in messages.
-        may_be_async: whether what it returns is awaited if need be.
-        may_be_class: whether a class will do, which makes an object of them.
+        parameters: the names of the positional arguments, for messages.
+        may_be_async: whether the caller awaits an awaitable result.
+        may_be_class: whether a class is acceptable, as a function that makes objects.
     """
 
     parameters: tuple[str, ...]
@@ -302,7 +307,7 @@ class Function(Rule):
     may_be_class: bool = False
 
     def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
-        """It is callable, with that many arguments, and not async where nothing can wait."""
+        """It is callable with that many arguments, and not async unless it may be."""
         unfit = function_problem(value, self.parameters, may_be_async=self.may_be_async, may_be_class=self.may_be_class)
         if unfit is not None:
             yield Problem(*unfit)
@@ -334,7 +339,7 @@ class ErrorHandlerRule(Rule):
 
 
 def settle(owner: object, rules: Mapping[str, Rule]) -> None:
-    """Put into the fields of a new object what is kept of the values that they were given."""
+    """Replace the values that a new object was given by those that are stored."""
     for name, rule in rules.items():
         value = getattr(owner, name)
         settled = rule.settle(value)
@@ -345,7 +350,7 @@ def settle(owner: object, rules: Mapping[str, Rule]) -> None:
 class Checkup:
     """All that is wrong with one object's fields.
 
-    Rules between fields look at fields that are `sound` alone: a text where a number belongs is one fault, not two.
+    Rules between fields look only at fields that are `sound`: a text where a number belongs is one fault, not two.
 
     Attributes:
         faults: what was found so far.
@@ -365,13 +370,13 @@ class Checkup:
         """Check every field by its rule.
 
         Args:
-            subject: whose fields, as messages begin: "queue 'spans'".
+            subject: whose fields they are, as messages begin: "queue 'spans'".
             owner: the object.
             rules: by field.
             origins: where fields were set, if not in code.
-            shown: fields as they were written, where that is not what the object holds.
+            shown: field values as they were written, if the object holds something else.
             unreadable: what is wrong with fields that could not be read, so that the object does not hold them.
-            doubtful: fields that may be meant otherwise, so that rules between fields say nothing of them.
+            doubtful: fields that were probably meant to be set and are not, so that rules between fields skip them.
         """
         self._subject = subject
         self._owner = owner
@@ -387,11 +392,11 @@ class Checkup:
                 self._add(name, problem, (name,))
 
     def sound(self, *names: str) -> bool:
-        """Whether these fields hold what they should, each for itself."""
+        """Whether no fault was found in any of these fields."""
         return self._broken.isdisjoint(names)
 
     def fault(self, name: str, rule: str, way_out: str, *, besides: tuple[str, ...] = ()) -> None:
-        """Add what a rule between fields found: the field to change, and the others that it is about."""
+        """Add a fault that a rule between fields found: the field to change, and the others that are involved."""
         self._add(name, Problem(rule, way_out), (name, *besides))
 
     def finish(self) -> None:
@@ -419,7 +424,7 @@ C = TypeVar("C")
 
 
 def named_fields(kind: type[C]) -> type[C]:
-    """Class decorator for a configuration: a misspelled field is an error that names the one that was meant."""
+    """Class decorator for a configuration: the error for an unknown field names the one that was probably meant."""
     make: Any = kind.__init__
     known = [field.name for field in fields(cast("Any", kind)) if not field.name.startswith("_")]
 
@@ -443,7 +448,7 @@ def named_fields(kind: type[C]) -> type[C]:
 
 
 class UnknownFieldError(ConfigError, TypeError):
-    """A configuration was made with a field that it does not have: for Python's own part, a wrong argument."""
+    """A configuration was made with a field that it does not have; a TypeError too, like any unexpected argument."""
 
 
 def refuse(faults: Iterable[ConfigFault]) -> None:

@@ -1,8 +1,8 @@
-"""What is a handler, judged before the first batch: its shape, whether it is async, and how many arguments it takes.
+"""Whether a value can be a handler, decided before the first batch: its shape, whether it is async, its parameters.
 
-A plain function would run on the event loop, block it, and have its batch counted as failed; so it is refused where it
-is registered. What can't be known (a compiled function, an object without a signature) is let through: the call itself
-says then that nothing awaitable came back.
+A plain function would run on the event loop, block it, and have its batch counted as failed, so it is refused when it
+is registered. What can't be inspected (a compiled function, an object without a signature) is accepted; the call itself
+then reports that nothing awaitable came back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum, auto
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple, get_origin
 
-from batchqueue_async._support.wording import name_of
+from batchqueue_async._support.wording import clip, name_of
 
 _AWAITABLE = re.compile(r"\b(?:Awaitable|Coroutine|CoroutineType|Future|Task)\b")
 _MISSING = object()
@@ -24,14 +24,14 @@ _DEEPEST = 50
 
 
 class Unfit(NamedTuple):
-    """Why something can't be called as it would be: the broken rule, and the way out."""
+    """Why a value can't be called in its role: the broken rule, and the way out."""
 
     rule: str
     way_out: str
 
 
 class Nature(Enum):
-    """What a call of a function gives."""
+    """What a call of a function returns."""
 
     ASYNC = auto()
     PLAIN = auto()
@@ -42,8 +42,7 @@ class Nature(Enum):
 def method_of(value: object, name: str) -> Callable[..., Any] | None:
     """A method that an object really has, such as `consume`.
 
-    A callable that only makes up attributes when it is asked for them, as a mock does, does not have them: it is what
-    is to be called.
+    A callable that creates attributes on demand, as a mock does, does not count as having them: it is called itself.
     """
     found: Callable[..., Any] | None = getattr(value, name, None)
     if not callable(found) or (callable(value) and not _defines(value, name)):
@@ -52,7 +51,7 @@ def method_of(value: object, name: str) -> Callable[..., Any] | None:
 
 
 def call_of(value: Any) -> Callable[..., Any]:
-    """What takes the batches of a handler: its `consume`, or the handler itself."""
+    """What to call with the batches of a handler: its `consume`, or the handler itself."""
     return method_of(value, "consume") or value
 
 
@@ -103,10 +102,11 @@ def function_problem(
         return Unfit("is not callable", f"give a function of {described}")
     if isinstance(value, type) and not may_be_class:
         return Unfit("is a class", f"give a function of {described}, or an object that is callable")
-    nature = nature_of(value)
-    if nature is Nature.GENERATOR:
+    # Without looking through decorators: one of them may start a task for an async function.
+    own = list(_layers(value, through_decorators=False))
+    if any(inspect.isasyncgenfunction(layer) for layer in own):
         return Unfit("is an async generator function", f"give a function of {described} without yield")
-    if nature is Nature.ASYNC and not may_be_async:
+    if not may_be_async and any(map(_is_async, own)):
         return Unfit("is async, and nothing would await it", f"give a plain function of {described}")
     if not takes(value, len(parameters)):
         return Unfit(f"takes {_parameters(value)}, not {described}", f"give a function of {described}")
@@ -114,9 +114,9 @@ def function_problem(
 
 
 def nature_of(function: Any) -> Nature:
-    """Whether a call gives an awaitable, as far as that can be known without calling."""
+    """Whether a call returns an awaitable, as far as that can be known without calling."""
     layers = list(_layers(function))
-    if any(inspect.iscoroutinefunction(layer) or _is_marked(layer) or _says_awaitable(layer) for layer in layers):
+    if any(_is_async(layer) or _says_awaitable(layer) for layer in layers):
         return Nature.ASYNC
     if any(inspect.isasyncgenfunction(layer) for layer in layers):
         return Nature.GENERATOR
@@ -129,7 +129,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     """Whether a function can be called with `count` positional arguments; yes if it does not say."""
     try:
         signature = inspect.signature(function)
-    except Exception:  # noqa: BLE001 - what has no signature, or fails to tell it, is found out when it is called
+    except Exception:  # noqa: BLE001 - foreign code computes signatures, and a call will show what was wrong
         return True
     try:
         signature.bind(*[None] * count)
@@ -138,15 +138,15 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _layers(function: Any) -> Iterator[Any]:
-    """The function, and what it wraps: partials, bound methods, decorators that say so, an object's own call."""
+def _layers(function: Any, *, through_decorators: bool = True) -> Iterator[Any]:
+    """The function, and what it wraps: of partials, bound methods, objects with a call, `functools.wraps`."""
     for _ in range(_DEEPEST):
         yield function
         if isinstance(function, functools.partial):
             inner: Any = function.func
         elif inspect.ismethod(function):
             inner = function.__func__
-        elif _defines(function, "__wrapped__"):
+        elif through_decorators and _defines(function, "__wrapped__"):
             inner = function.__wrapped__
         elif inspect.isfunction(call := _call_of(function)):
             inner = call
@@ -165,10 +165,10 @@ def _defines(value: Any, name: str) -> bool:
     return any(inspect.getattr_static(each, name, _MISSING) is not _MISSING for each in (value, value.__class__))
 
 
-def _is_marked(function: Any) -> bool:
-    """Whether it carries the mark of a coroutine function, as `AsyncMock` and some decorators set it."""
+def _is_async(function: Any) -> bool:
+    """Whether it is a coroutine function, or is marked as one, as `AsyncMock` and some decorators do."""
     own: dict[str, Any] = getattr(function, "__dict__", {})
-    return "_is_coroutine" in own or "_is_coroutine_mark" in own
+    return inspect.iscoroutinefunction(function) or "_is_coroutine" in own or "_is_coroutine_mark" in own
 
 
 def _says_awaitable(function: Any) -> bool:
@@ -176,7 +176,7 @@ def _says_awaitable(function: Any) -> bool:
         return False
     try:
         returned = inspect.get_annotations(function).get("return")
-    except Exception:  # noqa: BLE001 - annotations are code, which may name what is only there for type checkers
+    except Exception:  # noqa: BLE001 - annotations are code, and may use names that exist only for type checkers
         return False
     if isinstance(returned, str):
         return _AWAITABLE.search(returned.partition("[")[0]) is not None
@@ -193,8 +193,9 @@ def _is_standard(function: Any) -> bool:
 
 
 def _parameters(function: Callable[..., Any]) -> str:
-    names = inspect.signature(function).parameters.values()
-    return str(inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in names]))
+    nothing = inspect.Parameter.empty
+    parameters = inspect.signature(function).parameters.values()
+    return clip(str(inspect.Signature([each.replace(annotation=nothing, default=nothing) for each in parameters])))
 
 
 def _described(function: Any) -> str:

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any, Literal, get_args
 
 from batchqueue_async._support.checks import (
+    MOST_ITEMS,
     Bytes,
     Checkup,
     Choice,
@@ -21,6 +22,7 @@ from batchqueue_async._support.checks import (
     Seconds,
     Whole,
     default,
+    is_count,
     named_fields,
     settle,
 )
@@ -197,8 +199,7 @@ def _example(text: str) -> Callable[[Any], str]:
     """How a policy is made from the number that was given in its place."""
 
     def example(value: Any) -> str:
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        return text.format(value) if is_count else ""
+        return text.format(value) if is_count(value, MOST_ITEMS) else ""
 
     return example
 
@@ -230,5 +231,5 @@ _RULES: dict[str, Rule] = {
     "send_timeout": Seconds(),
     "auth_pause": Seconds(),
     "drain_timeout": Seconds(above=False),
-    "on_dead_letter": Function(parameters=("records", "reason"), may_be_async=True, optional=True),
+    "on_dead_letter": Function(parameters=("records", "reason"), optional=True),
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from fractions import Fraction
+from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
@@ -11,6 +14,9 @@ from hypothesis import strategies as st
 
 import batchqueue_async as bq
 from batchqueue_async._support import checks, handlers, units, wording
+
+if TYPE_CHECKING:
+    import asyncio
 
 # -- units -------------------------------------------------------------------------------------------------------------
 
@@ -239,6 +245,28 @@ def test_a_decorator_of_decorators_is_followed_to_a_bound(depth):
         wrapper.__wrapped__ = function
         function = wrapper
     assert (handlers.nature_of(function) is handlers.Nature.ASYNC) == (depth < 50)
+
+
+def test_a_decorator_may_make_a_plain_function_of_an_async_one():
+    async def tell(records, reason): ...
+
+    @functools.wraps(tell)
+    def start(records, reason): ...
+
+    def start_task(records, reason) -> asyncio.Task[None]: ...
+
+    assert bq.ExportConfig(on_dead_letter=start).on_dead_letter is start
+    assert bq.ExportConfig(on_dead_letter=start_task).on_dead_letter is start_task
+    for function in (tell, functools.partial(tell), mock.AsyncMock()):
+        with pytest.raises(bq.ConfigError, match="is async, and nothing would await it"):
+            bq.ExportConfig(on_dead_letter=function)
+
+
+def test_the_parameters_in_a_message_have_no_values():
+    def write(batch, table, password="hunter2"): ...
+
+    assert handlers.handler_problem(write).rule == "is a plain function, and would block the event loop"
+    assert handlers.error_handler_problem(lambda batch=1: None).rule == "takes (batch), not (batch, error)"
 
 
 def test_a_function_that_wraps_itself_ends():
