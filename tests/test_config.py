@@ -276,7 +276,7 @@ def test_rules_between_fields_look_at_sound_fields_alone():
             lambda: bq.DurableConfig(order="key", max_bytes=1, overflow="wait", sync_interval=0),
             ["sync_interval", "max_bytes", "overflow", "key"],
         ),
-        (lambda: bq.DurableConfig(max_record="256MiB", key=len), ["key", "max_record"]),
+        (lambda: bq.DurableConfig(max_record="1TiB", key=len), ["key", "max_record"]),
         (
             lambda: bq.ExportConfig(
                 batch=500, workers=4, ordering="key", encode=str, path="x", failover=bq.FailoverPolicy()
