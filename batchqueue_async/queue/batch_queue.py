@@ -32,7 +32,7 @@ from batchqueue_async.queue.deadlock import caller_here, waits
 from batchqueue_async.queue.dispatch import Dispatcher
 from batchqueue_async.queue.drain import DrainRules, DrainTask
 from batchqueue_async.queue.home import HomeLoop
-from batchqueue_async.queue.intake import Intake, Routes
+from batchqueue_async.queue.intake import Intake
 from batchqueue_async.queue.observer import QueueObserver
 from batchqueue_async.queue.partition import Lane, Partition
 from batchqueue_async.queue.rebalance import Rebalancer
@@ -346,19 +346,19 @@ class BatchQueue(Generic[T]):
         """
         self._home.check_thread("produce_many")
         batch = items if isinstance(items, list | tuple) else list(items)
-        routes = self._intake.put_all(batch)
-        if routes is None:
+        put = self._intake.put_all(batch)
+        if put is True:
             return len(batch)
-        return await self._intake.put_rest(batch, None, routes)
+        return await self._intake.put_rest(batch, None, put or None)
 
     def produce_many_nowait(self, items: Iterable[T]) -> int:
         """Put in as many of the items as is possible at once: always the first so many; the others are refused."""
         self._home.check_thread("produce_many_nowait")
         batch = items if isinstance(items, list | tuple) else list(items)
-        routes = self._intake.put_all(batch)
-        if routes is None:
+        put = self._intake.put_all(batch)
+        if put is True:
             return len(batch)
-        accepted = self._intake.put_what_fits(batch, 0, None, routes)
+        accepted = self._intake.put_what_fits(batch, 0, None, put or None)
         self._intake.refuse(len(batch) - accepted)
         return accepted
 
@@ -390,7 +390,7 @@ class BatchQueue(Generic[T]):
         wait = CompletionWait()
         try:
             self._forbid_here("deliver")
-            accepted = await self._intake.put_rest(batch, wait, Routes(self._router))
+            accepted = await self._intake.put_rest(batch, wait, None)
             if accepted < len(batch):
                 wait.fail(batch[accepted:], self._why_refused())
             wait.seal()

@@ -104,6 +104,26 @@ class Dispatcher(Generic[T]):
         weight: the sum of their weights.
     """
 
+    __slots__ = (
+        "_fallback",
+        "_full_errors",
+        "_idlers",
+        "_resolved",
+        "_single",
+        "_told",
+        "_turns",
+        "counters",
+        "entries",
+        "errors",
+        "handler_timeout",
+        "limiter",
+        "max_batch",
+        "name",
+        "on_error",
+        "sizes",
+        "weight",
+    )
+
     def __init__(
         self,
         name: str,
@@ -136,9 +156,9 @@ class Dispatcher(Generic[T]):
         self._resolved: dict[type, HandlerEntry[T] | None] = {}
         # Whoever has an entry, as its type's handler or as a round that has not called it yet, keeps its turns alive:
         # a handler that is taken away and added again meets them, and never runs at the same time as the one before.
-        self._turns: WeakValueDictionary[type, CallLimiter] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[type, CallLimiter] | None = None
         self._idlers: dict[HandlerEntry[T], None] = {}
-        self._told: WeakSet[type] = WeakSet()
+        self._told: WeakSet[type] | None = None
         self._note_idler(self._single)
         self._note_idler(self._fallback)
 
@@ -159,6 +179,8 @@ class Dispatcher(Generic[T]):
         entry = self.entries.get(kind)
         before: Handler[T] | None = None
         if entry is None:
+            if self._turns is None:
+                self._turns = WeakValueDictionary()
             turns = self._turns.get(kind) or self._turns.setdefault(kind, CallLimiter(1))
             entry = HandlerEntry(kind.__qualname__, handler, options, turns, self.handler_timeout)
             self.entries[kind] = entry
@@ -489,6 +511,8 @@ class Dispatcher(Generic[T]):
         round_.fail(
             UnhandledTypeError(f"queue {self.name!r} has no handler for the item's type; add one, or a fallback")
         )
+        if self._told is None:
+            self._told = WeakSet()
         for kind in dict.fromkeys(map(type, items)):
             if kind not in self._told:
                 self._told.add(kind)

@@ -90,6 +90,8 @@ class DrainRules:
 class _Task(asyncio.Task[None]):
     """The asyncio task of a drain task, which tells it of every cancellation before it happens."""
 
+    __slots__ = ("_drain",)
+
     def __init__(self, drain: DrainTask[Any], name: str) -> None:
         self._drain = drain
         super().__init__(drain.run(), loop=drain.loop, name=name)

@@ -68,6 +68,8 @@ class Intake(Generic[T]):
         blocking: whether a producer waits for room.
     """
 
+    __slots__ = ("_counters", "_home", "_router", "blocking", "closed", "config", "name")
+
     def __init__(
         self, name: str, config: QueueConfig[T], router: PartitionRouter[T], counters: Counters, home: HomeLoop
     ) -> None:
@@ -269,18 +271,18 @@ class Intake(Generic[T]):
 
     # -- many items ----------------------------------------------------------------------------------------------
 
-    def put_all(self, items: Sequence[T]) -> Routes[T] | None:
-        """Put all items in at once (None), or none: then the routes come back that were asked for, for `put_rest`."""
+    def put_all(self, items: Sequence[T]) -> bool | Routes[T]:
+        """Put all items in at once (True), or none; the routes that were asked for in vain are for `put_rest`."""
         if self.closed or not items:
-            return Routes(self._router) if items else None
+            return not items
         self._home.check("produce_many")
         router = self._router
         if router.only is not None:
-            return None if router.only.offer_many(items) else Routes(router)
+            return router.only.offer_many(items)
         if router.by_type is not None:
-            return None if self._put_all_by_type(items) else Routes(router)
+            return self._put_all_by_type(items)
         if isinstance(router.selector, RoundRobin):
-            return None if self._put_all_in_turns(items) else Routes(router)
+            return self._put_all_in_turns(items)
         return self._put_all_by_route(items)
 
     def _put_all_by_type(self, items: Sequence[T]) -> bool:
@@ -300,12 +302,12 @@ class Intake(Generic[T]):
             {partitions[(first + turn) % len(partitions)]: [*items[turn :: len(partitions)]] for turn in turns}
         )
 
-    def _put_all_by_route(self, items: Sequence[T]) -> Routes[T] | None:
+    def _put_all_by_route(self, items: Sequence[T]) -> bool | Routes[T]:
         routes = Routes(self._router)
         parts: dict[Route[T], list[T]] = {}
         for index, item in enumerate(items):
             parts.setdefault(routes.of(index, item), []).append(item)
-        return None if self._put_parts(parts) else routes
+        return self._put_parts(parts) or routes
 
     def _put_parts(self, parts: dict[Route[T], list[T]]) -> bool:
         if any(
@@ -317,16 +319,18 @@ class Intake(Generic[T]):
             route.partition.put_in(part)
         return True
 
-    async def put_rest(self, items: Sequence[T], completion: CompletionWait | None, routes: Routes[T]) -> int:
+    async def put_rest(self, items: Sequence[T], completion: CompletionWait | None, asked: Routes[T] | None) -> int:
         """Put items in one after the other, waiting for room where the strategy does; how many were accepted."""
         deadline = self._block_deadline()
+        only = self._router.only
+        routes = asked or (Routes(self._router) if only is None else None)
         done = 0
         while True:
             done = self.put_what_fits(items, done, completion, routes)
             if done == len(items) or self.closed or not self.blocking:
                 break
-            partition = routes.of(done, items[done]).partition
-            rest = items[done:] if self._router.only is not None else items[done : done + 1]
+            partition = self._router.partitions[0] if routes is None else routes.of(done, items[done]).partition
+            rest = items[done:] if only is not None else items[done : done + 1]
             granted = await self._wait_for_room(partition, rest, deadline, completion)
             done += granted
             if granted < len(rest):
@@ -335,12 +339,13 @@ class Intake(Generic[T]):
         return done
 
     def put_what_fits(
-        self, items: Sequence[T], start: int, completion: CompletionWait | None, routes: Routes[T]
+        self, items: Sequence[T], start: int, completion: CompletionWait | None, asked: Routes[T] | None
     ) -> int:
         """Put items in one by one from `start` on, without waiting; the index of the first that has no place."""
         only = self._router.only
         if only is not None and self.config.strategy is not BufferStrategy.DROP_OLDEST:
             return self._fill_only(only, items, start, completion)
+        routes = asked or Routes(self._router)
         if completion is not None:
             return self._put_watched(items, start, completion, routes)
         by_type = self._router.by_type or {}

@@ -28,6 +28,21 @@ CANCEL_GRACE = 0.25
 class Shutdown(Generic[T]):
     """One shutdown in progress; everybody who asked for it waits for the same one."""
 
+    __slots__ = (
+        "_deadline",
+        "_expired",
+        "_reported",
+        "_start",
+        "_task",
+        "_timer",
+        "counters",
+        "drains",
+        "loop",
+        "name",
+        "report",
+        "router",
+    )
+
     def __init__(
         self,
         name: str,
@@ -50,9 +65,9 @@ class Shutdown(Generic[T]):
         # Kept here because uvloop's handle for a time that has come does not tell it.
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
-        self._expired: asyncio.Future[None] = loop.create_future()
+        self._expired: asyncio.Future[None]
         # Not the task: whoever cancels every task of the loop must not keep others from learning what became of it.
-        self._reported: asyncio.Future[ShutdownReport] = loop.create_future()
+        self._reported: asyncio.Future[ShutdownReport]
 
     @property
     def begun(self) -> bool:
@@ -62,6 +77,8 @@ class Shutdown(Generic[T]):
     def begin(self, deadline: float) -> None:
         """Drain until nothing is left or the deadline passes, then account for everything."""
         self._start = self.loop.time()
+        self._expired = self.loop.create_future()
+        self._reported = self.loop.create_future()
         self.hasten(deadline)
         self._let_drains_finish()
         self._task = self.loop.create_task(self._run(), name=f"{self.name}-shutdown")
