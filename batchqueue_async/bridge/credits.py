@@ -23,10 +23,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async.queue.deadlock import waits
+from batchqueue_async.bridge.held_loops import held_loops
 from batchqueue_async.queue.waiters import Waiter
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence, Sequence
 
     from batchqueue_async.bridge.inbox import ThreadInbox
-    from batchqueue_async.queue.deadlock import BlockedWait
-    from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.deadlock import Needs
     from batchqueue_async.queue.partition import Partition
 
 T = TypeVar("T")
@@ -61,12 +59,10 @@ class ThreadWaiter:
         epoch: which of the inbox's routings led it there.
         want: how many places it still waits for.
         permits: how many it was granted and has not used.
-        drain: the drain task whose handler waits, if one does: then the wait may never end.
-        blocked: that wait among those of handler calls, once it is known there.
         stuck: whether the wait was found to be one of a circle that nothing can open.
     """
 
-    __slots__ = ("__weakref__", "blocked", "drain", "epoch", "permits", "share", "stuck", "wake", "want")
+    __slots__ = ("__weakref__", "epoch", "permits", "share", "stuck", "wake", "want")
 
     def __init__(self, wake: Callable[[], bool]) -> None:
         self.share: PartitionCredits[Any] | None = None
@@ -74,9 +70,12 @@ class ThreadWaiter:
         self.want = 0
         self.permits = 0
         self.wake = wake
-        self.drain: DrainTask[Any] | None = None
-        self.blocked: BlockedWait | None = None
         self.stuck = False
+
+    def needs(self) -> Needs:
+        """Whom the producer needs in order to go on: nobody when it is about to run. On any thread."""
+        share = self.share
+        return [] if share is None or self.permits else share.needs()
 
 
 class Parker:
@@ -247,24 +246,6 @@ class PartitionCredits(Generic[T]):
             # Some of those for whom it stands may have left since, and others come.
             stand_in.want = self._wanted()
 
-    def watch_for_circles(self) -> None:
-        """See whether a thread in line is waited for, through others, by those who would have to make room for it."""
-        with self.inbox.lock:
-            waiting = self._in_line()
-        for waiter in waiting:
-            drain = waiter.drain
-            if drain is not None and drain.loop is self.inbox.loop and waiter.blocked is None:
-                waiter.blocked = waits.begin(drain, self.partition.needs, partial(self.break_wait, waiter))
-                waiter.blocked.break_circles()
-
-    def break_wait(self, waiter: ThreadWaiter) -> None:
-        """End a wait that nothing else could end."""
-        with self.inbox.lock:
-            if waiter.share is self:
-                waiter.stuck = True
-                self.leave(waiter)
-                waiter.wake()
-
     def unload(self) -> list[T]:
         """Under the lock: what came in since the last time; its places are the partition's again."""
         items = self.items if isinstance(self.items, list) else list(self.items)
@@ -274,6 +255,17 @@ class PartitionCredits(Generic[T]):
             self._lent -= len(items)
             self.items = []
         return items
+
+    # -- on any thread -------------------------------------------------------------------------------------------
+
+    def needs(self) -> Needs:
+        """Whom a producer that waits here needs."""
+        if self.partition.closed or self.free > 0:
+            return []
+        if self.partition.room() > 0:
+            # The loop is about to lend it, unless a handler's call through a bridge holds the loop up.
+            return held_loops.needs(self.inbox.loop)
+        return self.partition.needs()
 
     # -- under the inbox's lock ----------------------------------------------------------------------------------
     # The steps of each sum stand together, with no call between them: a thread is interrupted only after calls.
@@ -323,9 +315,6 @@ class PartitionCredits(Generic[T]):
 
     def leave(self, waiter: ThreadWaiter) -> None:
         """Quit the line; places that were granted and not used go to the next."""
-        if waiter.blocked is not None:
-            waits.finish(waiter.blocked)
-            waiter.blocked = None
         if waiter.want:
             self._remove(waiter)
         places = waiter.permits

@@ -281,6 +281,14 @@ class ThreadInbox(Generic[T]):
             if waiter.share is not None:
                 waiter.share.leave(waiter)
 
+    def break_wait(self, waiter: ThreadWaiter) -> None:
+        """End a wait that nothing else could end."""
+        with self.lock:
+            if waiter.share is not None:
+                waiter.stuck = True
+                waiter.share.leave(waiter)
+                waiter.wake()
+
     def refuse(self, count: int) -> None:
         """Count items that were turned away."""
         if not count:
@@ -434,7 +442,6 @@ class ThreadInbox(Generic[T]):
         for share in waiting:
             share.refill()
             share.queue_up()
-            share.watch_for_circles()
 
     def _move_in(self, *, rerouted: bool) -> None:
         self.hand_in_counts()

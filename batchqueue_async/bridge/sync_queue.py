@@ -15,11 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async.bridge.credits import Parker, ThreadWaiter
+from batchqueue_async.bridge.held_loops import held_loops, running_loop
 from batchqueue_async.bridge.inbox import Offer, ThreadInbox
 from batchqueue_async.bridge.watchdog import watchdog
 from batchqueue_async.errors import DeadlockError, PartlyAcceptedError, QueueClosedError
 from batchqueue_async.queue.adapters import InThread
-from batchqueue_async.queue.deadlock import caller_here
+from batchqueue_async.queue.deadlock import acting_for, caller_here, waits
 from batchqueue_async.queue.round import round_here
 from batchqueue_async.runtime.ending import end_async, end_in_thread
 from batchqueue_async.runtime.loop_calls import (
@@ -34,10 +35,11 @@ from batchqueue_async.runtime.loop_calls import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Generator, Iterable
 
     from batchqueue_async.config import Handler
     from batchqueue_async.queue.batch_queue import BatchQueue
+    from batchqueue_async.queue.deadlock import BlockedWait, Needs
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.stats import QueueStats, ShutdownReport
     from batchqueue_async.runtime.loop_calls import LoopCall
@@ -68,8 +70,24 @@ class SyncQueue(Generic[T]):
         self._queue = queue
         self._inbox: ThreadInbox[T] = ThreadInbox(queue)
         self._loop = queue.loop
-        queue.attach_inbox(self._inbox)
-        if queue.on_own_thread():
+        self._open = False
+
+    def meet(self) -> None:
+        """Have the queue's loop collect from here, and give it a moment to lend the first places.
+
+        Only a thread waits for that, so that its first call finds them. Where an event loop runs, on which this would
+        be a standstill, the first call waits.
+        """
+        if not self._open:
+            self._meet_queue()
+            self._open = True
+        if not self._inbox.attached.is_set() and running_loop() is None:
+            self._inbox.attached.wait(MEETING)
+
+    def _meet_queue(self) -> None:
+        """May be done again, by a signal handler or a further thread."""
+        self._queue.attach_inbox(self._inbox)
+        if self._queue.on_own_thread():
             self._inbox.attach()
         else:
             try:
@@ -77,14 +95,6 @@ class SyncQueue(Generic[T]):
             except RuntimeError:
                 raise QueueClosedError(f"queue {self.name!r}: its event loop has ended; make a new queue") from None
         watchdog.watch(self._inbox)
-
-    def meet(self) -> None:
-        """Give the queue's loop a moment to lend the first places, so that the first call finds them.
-
-        Only a thread waits: where an event loop runs, on which this would be a standstill, the first call does.
-        """
-        if not self._inbox.attached.is_set() and _running_loop() is None:
-            self._inbox.attached.wait(MEETING)
 
     @property
     def name(self) -> str:
@@ -238,33 +248,45 @@ class SyncQueue(Generic[T]):
             return False
         parker = Parker()
         waiter = ThreadWaiter(parker.wake)
-        drain = drain_here()
-        # The thread of an `in_thread` handler is its drain task's call: whoever waits for that waits for this.
-        waiter.drain = drain if isinstance(handler_of(drain), InThread) else None
+        drain = waiting_drain()
         goal = offer.done + 1
+        blocked = None
         try:
-            while offer.done < goal and not (is_over(deadline) or self._is_lost()):
-                if waiter.share is None:
-                    parker.renew()
-                    if not inbox.wait_for(waiter, offer):
-                        break
-                    goal = offer.done + waiter.permits + waiter.want
-                    self._forbid_own_wait(waiter, drain)
-                else:
-                    parker.sleep(left_of(deadline))
-                    with inbox.lock:
+            with held_loops.held_by(drain):
+                while offer.done < goal and not (is_over(deadline) or self._is_lost()):
+                    if waiter.share is None:
                         parker.renew()
-                        inbox.fill(waiter, offer)
-                if waiter.stuck:
-                    raise self._deadlock("the handlers that would make room wait for each other in a circle")
+                        if not inbox.wait_for(waiter, offer):
+                            break
+                        goal = offer.done + waiter.permits + waiter.want
+                        blocked = blocked or self._begin_wait(waiter, drain)
+                    else:
+                        parker.sleep(left_of(deadline))
+                        with inbox.lock:
+                            parker.renew()
+                            inbox.fill(waiter, offer)
+                    self._check_wait(waiter, blocked)
             return offer.done >= goal
         finally:
             inbox.leave(waiter)
+            if blocked is not None:
+                waits.finish(blocked)
 
-    def _forbid_own_wait(self, waiter: ThreadWaiter, drain: DrainTask[Any] | None) -> None:
-        share = waiter.share
-        if drain is not None and share is not None and not waiter.permits and share.partition.owner is drain:
-            raise self._deadlock(f"partition {share.partition.index} is drained only after this handler returns")
+    def _begin_wait(self, waiter: ThreadWaiter, drain: DrainTask[Any] | None) -> BlockedWait | None:
+        """If a handler call waits here, let that be known to those who look for circles of waits."""
+        if drain is None:
+            return None
+        if waiter.share is not None and [drain] in waiter.needs():
+            index = waiter.share.partition.index
+            raise self._deadlock(f"partition {index} is drained only after this handler returns")
+        return waits.begin(drain, waiter.needs, partial(self._inbox.break_wait, waiter), any_thread=True)
+
+    def _check_wait(self, waiter: ThreadWaiter, blocked: BlockedWait | None) -> None:
+        """Raise if the wait could never end; looked at whenever what it waits for may have changed."""
+        if blocked is not None and not waiter.permits:
+            blocked.break_circles()
+        if waiter.stuck:
+            raise self._deadlock("the handlers that would make room wait for each other in a circle")
 
     def _deadlock(self, reason: str) -> DeadlockError:
         return DeadlockError(
@@ -328,16 +350,16 @@ class SyncQueue(Generic[T]):
             return
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         with contextlib.suppress(AskedTooLongError, QueueClosedError):
-            await wait_async(self._submit("produce", lambda: as_coroutine(self._inbox.attach)), left)
+            await wait_async(self._submit("produce", lambda: as_coroutine(self._inbox.attach), None), left)
 
     async def _wait_in_line_async(self, offer: Offer[T], deadline: float | None) -> bool:
         inbox = self._inbox
         wakened = asyncio.Event()
         waiter = ThreadWaiter(partial(_wake_other_loop, asyncio.get_running_loop(), wakened))
-        drain = drain_here()
         # What a task that a handler started waits for, its handler need not wait for.
-        waiter.drain = caller_here()
+        drain = caller_here()
         goal = offer.done + 1
+        blocked = None
         try:
             while offer.done < goal and not (is_over(deadline) or self._is_lost()):
                 wakened.clear()
@@ -345,16 +367,17 @@ class SyncQueue(Generic[T]):
                     if not inbox.wait_for(waiter, offer):
                         break
                     goal = offer.done + waiter.permits + waiter.want
-                    self._forbid_own_wait(waiter, drain)
+                    blocked = blocked or self._begin_wait(waiter, drain)
                 else:
                     if not waiter.permits:
                         await _first(wakened, left_of(deadline))
                     inbox.fill(waiter, offer)
-                if waiter.stuck:
-                    raise self._deadlock("the handlers that would make room wait for each other in a circle")
+                self._check_wait(waiter, blocked)
             return offer.done >= goal
         finally:
             inbox.leave(waiter)
+            if blocked is not None:
+                waits.finish(blocked)
 
     # -- everything else, on the queue's loop --------------------------------------------------------------------
 
@@ -439,8 +462,7 @@ class SyncQueue(Generic[T]):
         return (await end_async([self._queue], {}, timeout)).reports[self._queue]
 
     def _forbid_shutdown_here(self) -> None:
-        drain = drain_here()
-        if drain is not None and isinstance(handler_of(drain), InThread) and self._queue.owns(drain):
+        if self._queue.owns(waiting_drain()):
             raise DeadlockError(
                 f"queue {self.name!r}: shutdown was called from one of its own handlers, which it would wait for; "
                 "let the handler return, and shut down from outside"
@@ -465,10 +487,16 @@ class SyncQueue(Generic[T]):
 
     def _ask(self, call: str, make: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> R:
         self._check_call(call, timeout)
+        drain = waiting_drain()
+        asked = self._submit(call, make, drain)
         try:
-            return wait(self._submit(call, make), timeout)
+            with held_loops.held_by(drain), self._waiting_for_loop(asked, drain):
+                return wait(asked, timeout)
         except AskedTooLongError:
             raise self._too_late(call, timeout) from None
+        except QueueClosedError:
+            self._check_circle(call, asked)
+            raise
 
     async def _ask_async(self, call: str, make: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> R:
         self._inbox.check()
@@ -476,18 +504,59 @@ class SyncQueue(Generic[T]):
         if asyncio.get_running_loop() is self._loop:
             async with asyncio.timeout(timeout):
                 return await make()
+        drain = caller_here()
+        asked = self._submit(call, make, drain)
         try:
-            return await wait_async(self._submit(call, make), timeout)
+            with self._waiting_for_loop(asked, drain):
+                return await wait_async(asked, timeout)
         except AskedTooLongError:
             raise self._too_late(call, timeout) from None
+        except QueueClosedError:
+            self._check_circle(call, asked)
+            raise
 
-    def _submit(self, call: str, make: Callable[[], Coroutine[Any, Any, R]]) -> LoopCall[R]:
+    def _submit(
+        self, call: str, make: Callable[[], Coroutine[Any, Any, R]], drain: DrainTask[Any] | None
+    ) -> LoopCall[R]:
+        """Ask the loop; if a handler waits here, what it waits for there is its own wait."""
+        round_ = None if drain is None else drain.round
+
+        async def act_for_handler() -> R:
+            if round_ is None:
+                return await make()
+            with acting_for(round_):
+                return await make()
+
         if self._loop.is_running():
             try:
-                return submit(self._loop, make)
+                return submit(self._loop, act_for_handler if round_ is not None else make)
             except RuntimeError:
                 pass  # the loop closed between the two lines
         raise QueueClosedError(f"queue {self.name!r}: {call}: its event loop does not run any more; make a new queue")
+
+    @contextlib.contextmanager
+    def _waiting_for_loop(self, asked: LoopCall[Any], drain: DrainTask[Any] | None) -> Generator[None]:
+        """Let it be known that a handler waits for what it asked of the loop, and needs whoever holds that up."""
+        if drain is None:
+            yield
+            return
+
+        def needs() -> Needs:
+            return [] if asked.done() else held_loops.needs(self._loop)
+
+        blocked = waits.begin(drain, needs, asked.break_off, any_thread=True)
+        try:
+            blocked.break_circles()
+            yield
+        finally:
+            waits.finish(blocked)
+
+    def _check_circle(self, call: str, asked: LoopCall[Any]) -> None:
+        if asked.broken_off:
+            raise DeadlockError(
+                f"queue {self.name!r}: {call} waits for an event loop that stands still, because a handler on it waits "
+                "for the caller; in coroutines await the calls that end in _async, which hold no loop up"
+            ) from None
 
     def _too_late(self, call: str, timeout: float | None) -> TimeoutError:
         lag = watchdog.lag(self._loop)
@@ -501,23 +570,15 @@ async def as_coroutine(function: Callable[..., R], *arguments: Any) -> R:
     return function(*arguments)
 
 
-def handler_of(drain: DrainTask[Any] | None) -> object:
-    """The handler that a drain task is calling."""
-    entry = None if drain is None or drain.round is None else drain.round.entry_here()
-    return None if entry is None else entry.handler
-
-
-def drain_here() -> DrainTask[Any] | None:
-    """The drain task in whose handler call, or in what it started, this code runs."""
+def waiting_drain() -> DrainTask[Any] | None:
+    """The drain task whose handler call waits if the code here does, in a coroutine or in a thread."""
+    drain = caller_here()
     round_ = round_here()
-    return None if round_ is None else round_.drain
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    if drain is not None or round_ is None or running_loop() is not None:
+        return drain
+    # The thread of an `in_thread` handler is its drain task's call: whoever waits for that waits for this.
+    entry = round_.entry_here()
+    return round_.drain if entry is not None and isinstance(entry.handler, InThread) else None
 
 
 def _wake_other_loop(loop: asyncio.AbstractEventLoop, wakened: asyncio.Event) -> bool:

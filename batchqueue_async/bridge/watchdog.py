@@ -12,6 +12,7 @@ from sys import _current_frames  # documented, for all its name
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import forks, log
+from batchqueue_async._support.log import describe
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -27,7 +28,10 @@ REMEMBERED = 40
 
 
 class Pulse:
-    """The sign of life of one event loop."""
+    """The sign of life of one event loop.
+
+    Asked for and reported by the watchdog's thread, given by the loop's. The inboxes are guarded by the watchdog.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -41,39 +45,38 @@ class Pulse:
         asked = self._asked
         return max([*self._lags, 0.0 if asked is None else now - asked])
 
-    def loop_ended(self) -> None:
-        """Nobody looks after the queues of a loop that was closed under them."""
-        for inbox in list(self.inboxes):
-            inbox.loop_ended()
-
-    def ask(self, now: float) -> None:
+    def ask(self, now: float, inboxes: list[ThreadInbox[Any]]) -> None:
         """Ask for a sign of life, or report that the last one is overdue."""
-        if self._asked is None:
+        if not self.loop.is_running():
+            self._asked = None  # it is between two runs: nobody holds it up
+        elif self._asked is None:
             self._asked = now
             self.loop.call_soon_threadsafe(self._beat)
         elif now - self._asked >= self._report_at:
             self._report_at *= 2
-            log.warning("loop_stalled", lag=round(now - self._asked, 3), **self.suspect())
+            log.warning("loop_stalled", lag=round(now - self._asked, 3), **self.suspect(inboxes))
 
     def _beat(self) -> None:
-        if self._asked is not None:
-            self._lags.append(time.monotonic() - self._asked)
+        asked = self._asked
+        if asked is not None:
+            self._lags.append(time.monotonic() - asked)
             if self._report_at > STALLED_AFTER:
                 log.warning("loop_recovered", lag=round(self._lags[-1], 3))
         self._report_at = STALLED_AFTER
         self._asked = None
 
-    def suspect(self) -> dict[str, str]:
-        """Who holds the loop: queue and handler where it is one of ours, and the place in the code."""
+    def suspect(self, inboxes: list[ThreadInbox[Any]]) -> dict[str, str]:
+        """Who holds the loop: queue and handler where it is a handler of ours, and the place in the code."""
         found: dict[str, str] = {}
         thread_id = 0
-        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
+        # All this belongs to another thread, which may go on and change it at any moment.
+        with contextlib.suppress(RuntimeError, LookupError, AttributeError):
             running = asyncio.current_task(self.loop)
-            for inbox in list(self.inboxes):
+            for inbox in inboxes:
+                thread_id = thread_id or inbox.thread_id
                 name = inbox.queue.handler_of(running)
                 if name is not None:
                     found.update(queue=inbox.queue.name, handler=name)
-                thread_id = thread_id or inbox.thread_id
             if running is not None:
                 found.setdefault("task", running.get_name())
         frame = _current_frames().get(thread_id)
@@ -90,13 +93,14 @@ class Watchdog:
     """Looks after the loops of all queues that have a bridge; its thread runs only while there is one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._pulses: dict[int, Pulse] = {}
         self._thread: threading.Thread | None = None
+        # It can be taken again by its holder: a signal handler may ask for a bridge while its thread is making one.
+        self._lock = threading.RLock()
         forks.watch(self)
 
     def watch(self, inbox: ThreadInbox[Any]) -> None:
-        """Look after the loop of a inbox's queue."""
+        """Look after the loop of an inbox's queue."""
         with self._lock:
             pulse = self._pulses.get(id(inbox.loop))
             if pulse is None or pulse.loop is not inbox.loop:
@@ -109,41 +113,64 @@ class Watchdog:
                     thread.start()
                     self._thread = thread
 
+    def watches(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether the loop is looked after."""
+        return self._pulse(loop) is not None
+
     def lag(self, loop: asyncio.AbstractEventLoop) -> float:
         """By how many seconds a loop is, or last was, late."""
-        with self._lock:
-            pulse = self._pulses.get(id(loop))
+        pulse = self._pulse(loop)
         return 0.0 if pulse is None else pulse.lag(time.monotonic())
 
     def suspect(self, loop: asyncio.AbstractEventLoop) -> dict[str, str]:
         """Who holds a loop that does not answer."""
+        pulse = self._pulse(loop)
+        return {} if pulse is None else pulse.suspect(self._inboxes(pulse))
+
+    def _pulse(self, loop: asyncio.AbstractEventLoop) -> Pulse | None:
         with self._lock:
             pulse = self._pulses.get(id(loop))
-        return {} if pulse is None else pulse.suspect()
+        return pulse if pulse is not None and pulse.loop is loop else None
+
+    def _inboxes(self, pulse: Pulse) -> list[ThreadInbox[Any]]:
+        with self._lock:
+            return list(pulse.inboxes)
 
     def _run(self) -> None:
         while True:
             time.sleep(INTERVAL)
             with self._lock:
-                pulses = list(self._pulses.items())
-                ended = [pulse for _, pulse in pulses if pulse.loop.is_closed()]
-                for key, pulse in pulses:
-                    if pulse in ended or all(inbox.closed for inbox in list(pulse.inboxes)):
-                        del self._pulses[key]
-                beating = list(self._pulses.values())
+                pulses = [(key, pulse, list(pulse.inboxes)) for key, pulse in self._pulses.items()]
+                ended = [entry for entry in pulses if entry[1].loop.is_closed()]
+                beating = [entry for entry in pulses if entry not in ended and not all(one.closed for one in entry[2])]
+                self._pulses = {key: pulse for key, pulse, _ in beating}
                 if not beating:
                     self._thread = None
-            for pulse in ended:
-                pulse.loop_ended()
-            for pulse in beating:
-                with contextlib.suppress(RuntimeError):  # the loop closed between the two lines
-                    pulse.ask(time.monotonic())
+            try:
+                self._look(ended, beating)
+            except Exception as error:  # noqa: BLE001 - the watchdog goes on for all other loops
+                log.error("watchdog_failed", **describe(error))
+            del pulses, ended  # what has ended is not kept until the next look
             if not beating:
                 return
+            del beating
+
+    def _look(
+        self,
+        ended: list[tuple[int, Pulse, list[ThreadInbox[Any]]]],
+        beating: list[tuple[int, Pulse, list[ThreadInbox[Any]]]],
+    ) -> None:
+        for _, _, inboxes in ended:
+            for inbox in inboxes:
+                # Nobody looks after the queues of a loop that was closed under them.
+                inbox.loop_ended()
+        for _, pulse, inboxes in beating:
+            with contextlib.suppress(RuntimeError):  # the loop closed between the two lines
+                pulse.ask(time.monotonic(), inboxes)
 
     def after_fork(self) -> None:
         """In a forked child there is neither the thread nor any loop to look after."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._pulses = {}
         self._thread = None
 

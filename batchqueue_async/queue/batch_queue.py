@@ -8,13 +8,12 @@ Whatever that does not take goes to the `Intake`.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, overload
 
-from batchqueue_async._support import log
+from batchqueue_async._support import forks, log
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.registry import everything
 from batchqueue_async.config import BufferStrategy, Consumer, Handler, HandlerOptions, QueueConfig, check_handler
@@ -22,7 +21,6 @@ from batchqueue_async.errors import (
     ConfigError,
     DeadlockError,
     DeliveryError,
-    ForkedError,
     ItemDroppedError,
     QueueClosedError,
 )
@@ -109,6 +107,7 @@ class BatchQueue(Generic[T]):
         *,
         loop: asyncio.AbstractEventLoop | None = None,
         limiter: CallLimiter | None = None,
+        on_end: Callable[[BatchQueue[T]], None] | None = None,
     ) -> None:
         config = config or QueueConfig()
         config.validate(name)
@@ -153,6 +152,7 @@ class BatchQueue(Generic[T]):
             counters=self._counters,
             dispatcher=self._dispatcher,
             loop=self._loop,
+            on_end=self._tell_end,
         )
         self._observer: QueueObserver[T] = QueueObserver(
             name,
@@ -171,8 +171,9 @@ class BatchQueue(Generic[T]):
         self._rebalancer: Rebalancer[T] | None = None
         self._inbox: ThreadInbox | None = None
         self._bridge: SyncQueue[T] | None = None
-        self._bridge_lock = threading.Lock()
-        self._pid = os.getpid()
+        self._bridge_lock = threading.RLock()
+        self._on_end = on_end
+        forks.watch(self)
         everything.add("queue", self)
         if loop is None or loop is _running_loop():
             self._start()
@@ -238,7 +239,7 @@ class BatchQueue(Generic[T]):
     @property
     def forked(self) -> bool:
         """Whether the queue is the parent's, and this a forked child."""
-        return os.getpid() != self._pid
+        return self._home.forked
 
     @property
     def ended(self) -> bool:
@@ -515,6 +516,12 @@ class BatchQueue(Generic[T]):
         """Put in what the inbox of other threads has accepted for a partition; see `Intake.take_in`."""
         self._intake.take_in(partition, items, rerouted=rerouted)
 
+    def after_fork(self) -> None:
+        """In a forked child, where its loop does not run: every call raises `ForkedError` from now on."""
+        self._home.after_fork()
+        self._here = self._home.mark
+        self._bridge_lock = threading.RLock()
+
     def on_own_thread(self) -> bool:
         """Whether this is the thread on which the queue's loop runs now."""
         return self._home.is_here()
@@ -536,14 +543,12 @@ class BatchQueue(Generic[T]):
         # The bridge stands behind this module in an item's way: it is imported when somebody wants one.
         from batchqueue_async.bridge.sync_queue import SyncQueue  # noqa: PLC0415
 
-        if os.getpid() != self._pid:
-            raise ForkedError(
-                f"queue {self.name!r} was made before this process was forked, and its loop's thread did not come "
-                "along; make a new manager and queue in the child"
-            )
+        if self._home.forked:
+            raise self._home.error("bridge")
         with self._bridge_lock:
-            if self._bridge is None:
-                self._bridge = SyncQueue(self)
+            made = self._bridge or SyncQueue(self)
+            if self._bridge is None:  # a signal handler of this thread may have asked for one meanwhile
+                self._bridge = made
         self._bridge.meet()
         return self._bridge
 
@@ -764,6 +769,12 @@ class BatchQueue(Generic[T]):
             return self._shutdown.report
         self._intake.close()
         return self._shutdown.abandon([] if self._inbox is None else self._inbox.give_back())
+
+    def _tell_end(self) -> None:
+        """The report is there: whoever keeps a list of queues may let go of this one."""
+        everything.remove(self)
+        if self._on_end is not None:
+            self._on_end(self)
 
     def close_gate(self) -> None:
         """Take nothing in from now on, and send waiting producers away; the first step of a shutdown."""

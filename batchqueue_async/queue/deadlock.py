@@ -52,12 +52,13 @@ class BlockedWait:
         drain: DrainTask[Any],
         needs: Callable[[], Needs],
         end: Callable[[], None] | None,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         self._registry = registry
         self.drain = drain
         self._needs = needs
         self._end = end
-        self.loop = _running_loop()
+        self.loop = loop
         self.ended = False
 
     @property
@@ -145,10 +146,15 @@ class WaitRegistry:
             self.finish(wait)
 
     def begin(
-        self, drain: DrainTask[Any], needs: Callable[[], Needs], end: Callable[[], None] | None = None
+        self,
+        drain: DrainTask[Any],
+        needs: Callable[[], Needs],
+        end: Callable[[], None] | None = None,
+        *,
+        any_thread: bool = False,
     ) -> BlockedWait:
-        """A handler call of the drain task waits from now on, until `finish`."""
-        wait = BlockedWait(self, drain, needs, end)
+        """A handler call of the drain task waits from now on, until `finish`; `any_thread` may call `end`."""
+        wait = BlockedWait(self, drain, needs, end, None if any_thread else _running_loop())
         with self._lock:
             drain.waits.add(wait)
         return wait

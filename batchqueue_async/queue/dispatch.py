@@ -105,18 +105,23 @@ class Dispatcher(Generic[T]):
     """
 
     __slots__ = (
+        "_closing",
         "_fallback",
         "_full_errors",
         "_idlers",
+        "_lingering",
         "_resolved",
+        "_retry",
         "_single",
         "_told",
         "_turns",
+        "_unclosed",
         "counters",
         "entries",
         "errors",
         "handler_timeout",
         "limiter",
+        "linger",
         "max_batch",
         "name",
         "on_error",

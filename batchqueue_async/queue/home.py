@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Protocol, cast
 
-from batchqueue_async.errors import WrongLoopError
+from batchqueue_async.errors import BatchQueueError, ForkedError, WrongLoopError
 
 
 class ThreadMark(Protocol):
@@ -24,15 +24,25 @@ class HomeLoop:
     Attributes:
         loop: the event loop.
         mark: owned by the loop's thread, once `mark_thread` has run on it.
+        forked: whether this is a child process, where the loop does not run.
     """
 
-    __slots__ = ("_lock", "_queue", "loop", "mark")
+    __slots__ = ("_lock", "_queue", "forked", "loop", "mark")
 
     def __init__(self, queue: str, loop: asyncio.AbstractEventLoop | None) -> None:
         self._queue = queue
         self.loop = loop or _running_loop(queue)
+        self.forked = False
+        self._renew_mark()
+
+    def _renew_mark(self) -> None:
         self._lock = threading.RLock()
         self.mark = cast("ThreadMark", self._lock)
+
+    def after_fork(self) -> None:
+        """In a forked child: no thread is the loop's, not even the one that was."""
+        self.forked = True
+        self._renew_mark()
 
     def mark_thread(self) -> None:
         """Remember the loop's thread; called on it."""
@@ -56,8 +66,18 @@ class HomeLoop:
         if not self.mark._is_owned():
             raise self.error(call)
 
-    def error(self, call: str) -> WrongLoopError:
+    def error(self, call: str) -> BatchQueueError:
         """What a call from elsewhere raises."""
+        if self.forked:
+            return ForkedError(
+                f"queue {self._queue!r}: {call}: it was made before this process was forked, and its event loop did "
+                "not come along; make a new queue in the child"
+            )
+        if self.loop.is_closed():
+            return WrongLoopError(
+                f"queue {self._queue!r}: {call}: its event loop is closed; make the queue again on the loop that runs "
+                "now, and shut it down before that ends"
+            )
         return WrongLoopError(
             f"queue {self._queue!r}: {call} was called on another thread or event loop than the queue's own; "
             "call queue.bridge() once and use what it returns there"

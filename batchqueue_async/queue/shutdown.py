@@ -12,7 +12,7 @@ from batchqueue_async.queue.round import Round, current_round
 from batchqueue_async.queue.stats import ShutdownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from batchqueue_async.queue.dispatch import Dispatcher
     from batchqueue_async.queue.drain import DrainTask
@@ -31,11 +31,13 @@ class Shutdown(Generic[T]):
     __slots__ = (
         "_deadline",
         "_expired",
+        "_on_end",
         "_reported",
         "_start",
         "_task",
         "_timer",
         "counters",
+        "dispatcher",
         "drains",
         "loop",
         "name",
@@ -52,6 +54,7 @@ class Shutdown(Generic[T]):
         counters: Counters,
         dispatcher: Dispatcher[T],
         loop: asyncio.AbstractEventLoop,
+        on_end: Callable[[], None],
     ) -> None:
         self.name = name
         self.drains = drains
@@ -59,6 +62,7 @@ class Shutdown(Generic[T]):
         self.counters = counters
         self.dispatcher = dispatcher
         self.loop = loop
+        self._on_end = on_end
         self.report: ShutdownReport | None = None
         self._task: asyncio.Task[None] | None = None
         self._start = 0.0
@@ -154,6 +158,7 @@ class Shutdown(Generic[T]):
         log.info("queue_closed", queue=self.name, handled=report.handled, failed=report.failed, elapsed=report.elapsed)
         if not self._reported.done():
             self._reported.set_result(report)
+        self._on_end()
 
     def abandon(self, came_in: list[T]) -> ShutdownReport:
         """The report of a queue whose loop can't drain it any more: what has no outcome is undelivered."""
@@ -164,8 +169,9 @@ class Shutdown(Generic[T]):
             left += partition.drop()
         left += came_in
         log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(left))
-        self.report = self._make_report(left, 0.0)
-        return self.report
+        self.report = report = self._make_report(left, 0.0)
+        self._on_end()
+        return report
 
     def _let_drains_finish(self) -> None:
         self.router.on_settled = self._settled

@@ -31,12 +31,18 @@ class LoopCall(concurrent.futures.Future[R]):
     Attributes:
         loop: the loop.
         begun: whether the loop has got to it: one that has not is blocked, or stands still.
+        broken_off: whether `break_off` has ended it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.loop = loop
         self.begun = False
+        self.broken_off = False
+
+    def break_off(self) -> None:
+        """Cancel a call that could never come to its end, because of the caller's own wait."""
+        self.broken_off = self.cancel()
 
 
 def submit(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, R]]) -> LoopCall[R]:

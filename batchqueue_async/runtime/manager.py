@@ -51,6 +51,8 @@ class BatchQueueManager:
         self._lock = threading.RLock()
         self._queues: dict[str, BatchQueue[Any]] = {}
         self._schedulers: dict[str, Scheduler] = {}
+        # Queues that a call here is ending, or was ending when it was cancelled: its caller is to get their reports.
+        self._ending: set[BatchQueue[Any]] = set()
         forks.watch(self)
 
     def after_fork(self) -> None:
@@ -60,6 +62,7 @@ class BatchQueueManager:
         """
         self._lock = threading.RLock()
         self._schedulers = {}
+        self._ending = set()
         exit_drain.discard(self)
 
     # -- making and finding --------------------------------------------------------------------------------------
@@ -97,10 +100,10 @@ class BatchQueueManager:
     def _make(self, name: str, config: QueueConfig[T]) -> BatchQueue[T]:
         config.validate(name)
         if config.scheduler is None:
-            queue = BatchQueue(name, config)
+            queue = BatchQueue(name, config, on_end=self._queue_ended)
         else:
             scheduler = self._scheduler_for(name, config.scheduler)
-            queue = BatchQueue(name, config, loop=scheduler.loop, limiter=scheduler.turns)
+            queue = BatchQueue(name, config, loop=scheduler.loop, limiter=scheduler.turns, on_end=self._queue_ended)
         self._queues[name] = queue
         return queue
 
@@ -189,14 +192,21 @@ class BatchQueueManager:
             raise ConfigError(f"queue {name!r}: there is none of that name; the manager has {self.names()}")
         if queue.loop is asyncio.get_running_loop():
             queue.forbid_shutdown_here()
+        self._ending.add(queue)
         ending = await end_async([queue], {}, timeout)
-        self.forget([queue])
+        self._forget([queue])
         return ending.reports[queue]
 
-    def forget(self, queues: Iterable[BatchQueue[Any]]) -> None:
+    def _queue_ended(self, queue: BatchQueue[Any]) -> None:
+        """A queue is shut down, by whomever, on its loop or in another thread."""
+        if queue not in self._ending:
+            self._forget([queue])
+
+    def _forget(self, queues: Iterable[BatchQueue[Any]]) -> None:
         """Free the names of queues that are shut down."""
         with self._lock:
             for queue in queues:
+                self._ending.discard(queue)
                 if self._queues.get(queue.name) is queue:
                     del self._queues[queue.name]
 
@@ -216,9 +226,12 @@ class BatchQueueManager:
         """
         check_timeout("shutdown_all", timeout)
         queues, schedulers = self._begin_end()
+        if not queues and not schedulers:
+            return {}  # as in a forked child, where no loop runs
         for queue in queues:
             if queue.loop is asyncio.get_running_loop():
                 queue.forbid_shutdown_here()
+        self._ending.update(queues)
         ending = await end_async(queues, self.feeds(queues), timeout)
         await stop_async(schedulers, max(LEAST_STOP, ending.last - time.monotonic()), blocked=ending.stalled)
         return self._finish_end(ending, schedulers)
@@ -248,6 +261,7 @@ class BatchQueueManager:
                     f"queue {queue.name!r}: it lives on the event loop of this thread, which would stop here and could "
                     "not drain it; await shutdown_all of the manager"
                 )
+        self._ending.update(queues)
         ending = end_in_thread(queues, self.feeds(queues), timeout)
         stopping = [*schedulers, *also_stop]
         stop_in_thread(stopping, max(LEAST_STOP, ending.last - time.monotonic()), blocked=ending.stalled)
@@ -267,7 +281,7 @@ class BatchQueueManager:
     def _finish_end(
         self, ending: Ending, schedulers: list[Scheduler], *, whole: bool = True
     ) -> dict[str, ShutdownReport]:
-        self.forget(ending.reports)
+        self._forget(ending.reports)
         with self._lock:
             for scheduler in schedulers:
                 if self._schedulers.get(scheduler.name) is scheduler:

@@ -164,8 +164,10 @@ def test_a_further_shutdown_joins_one_whose_time_is_over():
     handler = Held()
     queue = bridge.get_or_create("words", bq.QueueConfig(consumer=handler))
     fill(queue, handler)
-    assert queue.shutdown(timeout=0.0).undelivered == ["first"]
-    assert bridge.close()["words"].undelivered == ["first"]
+    report = queue.shutdown(timeout=0.0)
+    assert report.undelivered == ["first"]
+    assert queue.shutdown() is report
+    assert bridge.close() == {}  # the queue has ended, and left the manager
 
 
 def test_a_queue_that_was_shut_down_makes_room_for_another_of_its_name(bridge):

@@ -4,15 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
+import os
 import random
 import sys
 import textwrap
 import threading
+import weakref
 
 import pytest
 from bridge_tools import PATIENCE, Caller, Held, assert_adds_up, run_file, run_script, until
 
 import batchqueue_async as bq
+from batchqueue_async.bridge.watchdog import watchdog
+
+PREAMBLE = """
+import asyncio, os, signal, sys, threading, time
+import batchqueue_async as bq
+handled = []
+
+async def handle(batch):
+    handled.extend(batch)
+
+def forked(call):
+    try:
+        call()
+    except bq.ForkedError as error:
+        assert "fork" in str(error), error
+    else:
+        raise AssertionError("no ForkedError")
+
+def in_child(function):
+    pid = os.fork()
+    if not pid:
+        signal.alarm(50)
+        try:
+            function()
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def program(code):
+    done = run_script(PREAMBLE + textwrap.dedent(code))
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
 
 
 async def ignore(batch):
@@ -33,6 +74,317 @@ class Blocking:
     async def consume(self, batch):
         self.entered.set()
         assert self.release.wait(PATIENCE)
+
+
+# -- C-3: a forked child
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+
+
+@needs_fork
+def test_c_3_every_call_of_a_plain_queue_says_so_in_a_child_that_is_forked_on_the_loops_thread():
+    program(
+        """
+        CALLS = ["produce_nowait", "produce_many_nowait"]
+        WAITING = ["produce", "produce_many", "deliver", "flush", "shutdown"]
+
+        def child(queue):
+            for name in CALLS:
+                forked(lambda: getattr(queue, name)([1]))
+            forked(queue.stats)
+            forked(queue.bridge)
+            forked(lambda: queue.add_handler(int, handle))
+
+            async def waiting():
+                for name in WAITING:
+                    try:
+                        await getattr(queue, name)(*([] if name in ("flush", "shutdown") else [[1]]))
+                    except bq.ForkedError as error:
+                        assert "fork" in str(error), error
+                    else:
+                        raise AssertionError(name)
+
+            asyncio.run(waiting())
+
+        async def main():
+            async with bq.BatchQueueManager() as manager:
+                queues = [manager.create("one", bq.QueueConfig(consumer=handle))]
+                queues.append(manager.create("types", bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(3))))
+                by_key = bq.by_key(str)
+                queues.append(manager.create("keys", bq.QueueConfig(
+                    consumer=handle, selector=by_key, partitions=bq.PartitionPolicy.fixed(3))))
+                queues[1].add_handler(int, handle)
+                for queue in queues:
+                    assert await queue.produce(0)  # there are fast slots now
+                    in_child(lambda: child(queue))
+                    assert await queue.produce(1)
+                    await queue.flush(30)
+            assert handled == [0, 1] * 3, handled
+
+        asyncio.run(main())
+        """
+    )
+
+
+@needs_fork
+def test_c_3_a_child_gets_fresh_queues_under_the_same_names():
+    program(
+        """
+        manager = bq.BatchQueueManager()
+        pool = bq.SharedScheduler("POOL", bq.WorkerPolicy.fixed(1))
+        config = bq.QueueConfig(consumer=handle)
+
+        def child(parents):
+            handled.clear()
+            assert manager.get("plain") is parents
+            assert manager.names() == []
+            assert asyncio.run(manager.shutdown_all()) == {}
+
+            async def work():
+                mine = manager.get_or_create("plain", config)
+                assert mine is not parents
+                assert await mine.produce("child")
+                pooled = manager.create("pooled", bq.QueueConfig(consumer=handle, scheduler=pool)).bridge()
+                await pooled.deliver_async(["pooled"], timeout=30)
+                return await manager.shutdown_all(30)
+
+            reports = asyncio.run(work())
+            assert {name: report.handled for name, report in reports.items()} == {"plain": 1, "pooled": 1}
+            assert sorted(handled) == ["child", "pooled"], handled
+
+        async def main():
+            queue = manager.get_or_create("plain", config)
+            bridge = manager.create("pooled", bq.QueueConfig(consumer=handle, scheduler=pool)).bridge()
+            assert await queue.produce("parent")
+            await bridge.produce_async("parent")
+            in_child(lambda: child(queue))
+            assert await queue.produce("parent")
+            reports = await manager.shutdown_all(30)
+            assert {name: report.handled for name, report in reports.items()} == {"plain": 2, "pooled": 1}
+
+        asyncio.run(main())
+        """
+    )
+
+
+@needs_fork
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_c_3_a_process_of_multiprocessing_uses_queues_of_its_own(method, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        PREAMBLE
+        + textwrap.dedent(
+            f"""
+            import multiprocessing
+            queue = None
+
+            def child(results):
+                if queue is not None:
+                    forked(lambda: queue.produce_nowait(1))
+
+                async def work():
+                    async with bq.BatchQueueManager() as manager:
+                        mine = manager.create("metrics", bq.QueueConfig(consumer=handle))
+                        assert await mine.produce_many(range(100)) == 100
+
+                asyncio.run(work())
+                with bq.SyncBridge() as bridge:
+                    bridge.get_or_create("more", bq.QueueConfig(consumer=handle)).deliver(range(10), timeout=30)
+                results.put(len(handled))
+
+            async def main():
+                global queue
+                context = multiprocessing.get_context({method!r})
+                results = context.Queue()
+                async with bq.BatchQueueManager() as manager:
+                    queue = manager.create("metrics", bq.QueueConfig(consumer=handle))
+                    process = context.Process(target=child, args=(results,))
+                    process.start()
+                    print(await asyncio.to_thread(results.get, True, 60))
+                    await asyncio.to_thread(process.join, 60)
+                    assert process.exitcode == 0
+                    assert await queue.produce("parent")
+
+            if __name__ == "__main__":
+                asyncio.run(main())
+                assert handled == ["parent"], handled
+            """
+        )
+    )
+    done = run_file(path)
+    assert (done.returncode, done.stdout) == (0, "110\n"), done.stderr
+
+
+@needs_fork
+def test_c_3_a_fork_in_another_thread_while_the_loop_is_busy():
+    program(
+        """
+        async def main():
+            async with bq.BatchQueueManager() as manager:
+                queue = manager.create("q", bq.QueueConfig(consumer=handle, buffer_size=100))
+                stop = asyncio.Event()
+
+                async def work():
+                    while not stop.is_set():
+                        await queue.produce(1)
+
+                workers = [asyncio.create_task(work()) for _ in range(4)]
+
+                def child():
+                    forked(lambda: queue.produce_nowait(1))
+                    forked(queue.bridge)
+
+                for _ in range(10):
+                    await asyncio.to_thread(in_child, child)
+                stop.set()
+                await asyncio.gather(*workers)
+
+        asyncio.run(main())
+        """
+    )
+
+
+# -- C-6: circles of waits over loops and threads
+
+
+class Pair:
+    """Two queues on loops of their own, each of whose handlers passes on to the other."""
+
+    def __init__(self, bridge, make_first, make_second, **options):
+        self.told = []
+        config = {"buffer_size": 2, "max_batch": 1, **options}
+        first = make_first(lambda: self.second, self.told)
+        second = make_second(lambda: self.first, self.told)
+        self.first = bridge.get_or_create("first", shared("A", consumer=first, **config))
+        self.second = bridge.get_or_create("second", shared("B", consumer=second, **config))
+
+    def feed_until_told(self):
+        producers = [Caller(self._feed, queue) for queue in (self.first, self.second)]
+        until(lambda: self.told)
+        for queue in (self.first, self.second):
+            queue.shutdown(timeout=0.0)
+        for producer in producers:
+            producer.outcome()
+
+    def _feed(self, queue):
+        while not self.told and queue.produce("more"):
+            pass
+
+
+def _guard(told, error):
+    told.append(str(error))
+
+
+def by_coroutine(call):
+    def make(other, told):
+        async def handle(batch):
+            try:
+                await call(other())
+            except bq.DeadlockError as error:
+                _guard(told, error)
+
+        return handle
+
+    return make
+
+
+def by_thread(call):
+    def make(other, told):
+        def handle(batch):
+            try:
+                call(other())
+            except bq.DeadlockError as error:
+                _guard(told, error)
+
+        return bq.in_thread(handle)
+
+    return make
+
+
+def by_blocking_coroutine(call):
+    """A handler that makes a blocking call in a coroutine, as it should not: its loop stands still meanwhile."""
+
+    def make(other, told):
+        async def handle(batch):
+            try:
+                call(other())
+            except bq.DeadlockError as error:
+                _guard(told, error)
+
+        return handle
+
+    return make
+
+
+async def _produce_three(queue):
+    for number in range(3):
+        await queue.produce_async(number)
+
+
+def _produce_three_from_thread(queue):
+    for number in range(3):
+        queue.produce(number)
+
+
+WAYS = {
+    "produce": by_coroutine(_produce_three),
+    "produce_many": by_coroutine(lambda queue: queue.produce_many_async(range(5))),
+    "deliver": by_coroutine(lambda queue: queue.deliver_async(["x"])),
+    "flush": by_coroutine(lambda queue: queue.flush_async()),
+    "produce in a thread": by_thread(_produce_three_from_thread),
+    "produce_many in a thread": by_thread(lambda queue: queue.produce_many(range(5))),
+    "deliver in a thread": by_thread(lambda queue: queue.deliver(["x"])),
+    "flush in a thread": by_thread(lambda queue: queue.flush()),
+    "produce, blocking": by_blocking_coroutine(_produce_three_from_thread),
+    "flush, blocking": by_blocking_coroutine(lambda queue: queue.flush()),
+}
+
+
+@pytest.mark.parametrize("second", WAYS)
+@pytest.mark.parametrize("first", WAYS)
+def test_c_6_a_circle_over_two_loops_ends_with_an_error(first, second):
+    with bq.SyncBridge() as bridge:
+        pair = Pair(bridge, WAYS[first], WAYS[second])
+        pair.feed_until_told()
+        assert all("queue '" in text for text in pair.told)
+
+
+def test_c_6_handlers_on_two_loops_that_wait_for_each_other_but_not_in_a_circle_go_on():
+    """The second queue's handler needs nothing of the first's: however long the wait is, it is none of a circle."""
+    handler = Held()
+    told = []
+    with bq.SyncBridge() as bridge:
+        rows = bridge.get_or_create("rows", shared("A", consumer=handler, buffer_size=1, max_batch=1))
+
+        async def parse(batch):
+            try:
+                for item in batch:
+                    await rows.produce_async(item)
+                await rows.flush_async()
+            except bq.DeadlockError as error:
+                told.append(error)
+
+        lines = bridge.get_or_create("lines", shared("B", consumer=parse, buffer_size=5, max_batch=5))
+        assert lines.produce_many(range(5)) == 5
+        handler.wait_for_call()
+        handler.open()
+        lines.flush(timeout=PATIENCE)
+        assert not told
+        assert handler.items == list(range(5))
+
+
+def test_c_6_a_producer_outside_of_handlers_is_never_told_of_a_circle():
+    handler = Held()
+    with bq.SyncBridge() as bridge:
+        queue = bridge.get_or_create("q", bq.QueueConfig(consumer=handler, buffer_size=1, max_batch=1))
+        assert queue.produce("first")
+        handler.wait_for_call()
+        assert queue.produce("second")
+        waiting = [Caller(queue.produce, "third"), Caller(queue.flush)]
+        until(lambda: queue._inbox.waiting() == 1)
+        handler.open()
+        assert waiting[0].outcome()
+        waiting[1].outcome()
 
 
 # -- C-9: a queue that is made on its own scheduler's loop; bridge() never blocks a loop
@@ -380,6 +732,64 @@ def test_c_13_a_program_that_has_closed_everything_has_no_thread_for_its_exit():
             time.sleep(0.01)
         """
     )
+
+
+# -- C-16: what is shut down is forgotten
+
+
+@pytest.mark.parametrize("way", ["queue", "bridge", "twin", "manager"])
+def test_c_16_a_queue_that_is_shut_down_leaves_the_manager(way):
+    async def main():
+        async with bq.BatchQueueManager() as manager:
+            queue = manager.create("q", bq.QueueConfig(consumer=ignore))
+            gone, loop = weakref.ref(queue), queue.loop
+            bridge = queue.bridge()
+            if way == "queue":
+                report = await queue.shutdown()
+                assert await queue.shutdown() is report
+            elif way == "bridge":
+                report = await asyncio.to_thread(bridge.shutdown)
+            elif way == "twin":
+                report = await bridge.shutdown_async()
+            else:
+                report = await manager.shutdown("q")
+            assert report.name == "q"
+            assert manager.get("q") is None
+            assert manager.names() == []
+            assert await manager.shutdown_all() == {}
+            until(lambda: not watchdog.watches(loop))
+            del queue, bridge
+            await asyncio.sleep(0)
+            gc.collect()
+            assert gone() is None
+
+    asyncio.run(main())
+
+
+def test_c_16_many_queues_with_bridges_come_and_go():
+    """What is left of each is counted: nothing that grows with their number."""
+
+    async def cycle(manager, count):
+        for number in range(count):
+            queue = manager.create(f"q{number}", bq.QueueConfig(consumer=ignore))
+            assert queue.bridge().produce(number)
+            await queue.shutdown()
+
+    def ours():
+        gc.collect()
+        names = {"BatchQueue", "ThreadInbox", "PartitionCredits", "SyncQueue", "DrainTask", "Partition"}
+        return sum(type(each).__name__ in names for each in gc.get_objects())
+
+    async def main():
+        async with bq.BatchQueueManager() as manager:
+            await cycle(manager, 5)
+            until(lambda: not watchdog.watches(asyncio.get_running_loop()))
+            before = ours()
+            await cycle(manager, 100)
+            until(lambda: not watchdog.watches(asyncio.get_running_loop()))
+            assert ours() <= before
+
+    asyncio.run(main())
 
 
 # -- C-17: what grows with the square
