@@ -23,6 +23,7 @@ from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks.base import Attempt, BatchKey, StagingSink
 from batchqueue_async.spark.options import Options, as_options, read_options
 from batchqueue_async.spark.part_writer import Part, worker
+from batchqueue_async.spark.staged_lines import StagedLines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,9 +49,9 @@ class BatchQueueDataSource(DataSource):
         spark.dataSource.register(BatchQueueDataSource)
         df.write.format("batchqueue").option("sink", "jsonl").option("path", "/data/out").mode("append").save()
 
-    Options: `sink` ("sqlite", "jsonl", or "package.module:factory"), `rows`, `rows_in_flight`, `queue.*` as in
-    `QueueConfig`, `export.*` as in `ExportConfig`, and whatever the sink takes: `path`, `table`; a factory is called
-    with all options as a dict.
+    Options: `sink` ("sqlite", "jsonl", or "package.module:factory"), `rows`, `rows_in_flight`, `bytes_in_flight`,
+    `key`, `non_finite`, `queue.*` as in `QueueConfig`, `export.*` as in `ExportConfig`, and what the sink takes:
+    `path`, `table`, `busy_timeout`; a factory is called with all options as a dict.
     """
 
     @classmethod
@@ -58,25 +59,26 @@ class BatchQueueDataSource(DataSource):
         """The name of the format."""
         return "batchqueue"
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: ARG002, FBT001 - the API's
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - the API's
         """The writer of a batch job."""
-        return BatchWriter(_checked(self.options, overwrite=overwrite))
+        return BatchWriter(_checked(self.options, schema, overwrite=overwrite))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, FBT001, N802 - same
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802 - the same
         """The writer of a streaming query."""
         if not hasattr(datasource, "DataSourceStreamArrowWriter"):
             raise ConfigError(
                 "format batchqueue: this PySpark has no Arrow writers for streams; "
                 "use PySpark 4.1 or newer, or foreachBatch(DriverSink(...))"
             )
-        return StreamWriter(_checked(self.options, overwrite=overwrite))
+        return StreamWriter(_checked(self.options, schema, overwrite=overwrite))
 
 
-def _checked(given: Any, *, overwrite: bool) -> Options:
+def _checked(given: Any, schema: Any, *, overwrite: bool) -> Options:
     if overwrite:
         raise ConfigError("format batchqueue: it only appends; write with .mode('append'), or outputMode('append')")
     options = as_options(given)
-    read_options(options).make()  # what is wrong with them is told where the write is planned
+    # What is wrong with them is raised where the write is planned.
+    read_options(options).check(("unknown",) if schema is None else list(schema.names))
     return options
 
 
@@ -96,8 +98,8 @@ class BatchWriter(DataSourceArrowWriter):
         publish(self.options, self.key, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Drop what the tasks staged."""
-        discard(self.options, self.key)
+        """Drop what the tasks staged; Spark does not repeat the job under this key."""
+        discard(self.options, self.key, for_good=True)
 
 
 class StreamWriter(StreamArrowWriter):
@@ -178,9 +180,11 @@ def publish(options: Options, key: BatchKey, messages: Sequence[WriterCommitMess
     return fresh
 
 
-def discard(options: Options, key: BatchKey) -> None:
-    """Drop what was staged for a batch."""
+def discard(options: Options, key: BatchKey, *, for_good: bool = False) -> None:
+    """Drop what was staged for a batch; `for_good` where it never comes again."""
     sink = _staging(options)
-    if sink is not None:
+    if for_good and isinstance(sink, StagedLines):
+        asyncio.run(sink.abandon(key))
+    elif sink is not None:
         asyncio.run(sink.discard(key))
     log.warning("spark_batch_aborted", batch=str(key))

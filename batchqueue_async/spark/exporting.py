@@ -35,7 +35,8 @@ _users: WeakKeyDictionary[Exporter, _Users] = WeakKeyDictionary()
 class ExporterRoute(Route):
     """Rows go to an exporter, which is opened for the first of its routes and shut down after the last.
 
-    With a path a batch is done when all of it is on disk; else when it is delivered.
+    With a path a batch is done when all of it is on disk; else when it is delivered. Bad rows and repetitions are the
+    exporter's own business.
     """
 
     def __init__(self, exporter: Exporter) -> None:
@@ -43,10 +44,11 @@ class ExporterRoute(Route):
         self.exporter = exporter
         self._opened = False
 
-    async def open(self) -> None:
+    async def _open(self, *, again: bool) -> None:
         """Open the exporter on this loop, unless another route did."""
-        if self._opened:
-            return
+        if again:
+            self._opened = False
+            _users.pop(self.exporter, None)  # they were on the loop that is gone
         users = _users.setdefault(self.exporter, _Users())
         async with users.turn:
             if not users.count:
@@ -54,17 +56,18 @@ class ExporterRoute(Route):
             users.count += 1
         self._opened = True
 
-    async def _take(self, batch: Sequence[Any]) -> None:
-        await self.exporter.consume(batch)
+    async def send(self, rows: Sequence[Any], keys: Sequence[str] | None) -> None:  # noqa: ARG002 - it makes its own
+        """Give rows to the exporter."""
+        await self.exporter.consume(rows)
 
-    async def commit(self) -> bool:
+    async def settle(self) -> None:
         """Wait for the delivery, where there is no disk that holds the rows, for the drain timeout at most."""
         if self.exporter.config.path is None:
             await self.exporter.flush(self.exporter.config.drain_timeout)
-        return True
 
     async def close(self) -> None:
         """Shut the exporter down, unless other routes lead to it."""
+        await super().close()
         if not self._opened:
             return
         self._opened = False
@@ -98,9 +101,9 @@ class WorkerExporterRoute(ExporterRoute):
         super().__init__(Exporter(sink, config))
         self._path = config.path
 
-    async def open(self) -> None:
+    async def _open(self, *, again: bool) -> None:  # noqa: ARG002 - a directory that is free is as good
         """Open an exporter in a directory that no other worker has."""
-        number = 0
+        number, self._opened = 0, False
         while not self._opened:
             exporter = self.exporter
             if self._path is not None:
@@ -112,16 +115,16 @@ class WorkerExporterRoute(ExporterRoute):
             else:
                 self.exporter, self._opened = exporter, True
 
-    async def commit(self) -> bool:
+    async def settle(self) -> None:
         """Wait for the delivery; rows that are on disk may miss it."""
         with nullcontext() if self._path is None else suppress(TimeoutError):
             await self.exporter.flush(self.exporter.config.drain_timeout)
-        return True
 
     async def close(self) -> None:
         """Shut the exporter down."""
         if self._opened:
             self._opened = False
+            self._home = None
             await self.exporter.shutdown()
 
 

@@ -7,13 +7,15 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchqueue_async.errors import DeliveryError, Failure, QueueClosedError
+from batchqueue_async.spark.micro_batch import Chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from batchqueue_async.bridge.sync_bridge import SyncBridge
     from batchqueue_async.bridge.sync_queue import SyncQueue
-    from batchqueue_async.spark.route import Route
+    from batchqueue_async.spark.micro_batch import MicroBatch
+    from batchqueue_async.spark.process_bridge import Sizes
 
 _USUAL_THRESHOLD = 2_000  # of Python 3.13; 700 before
 _RARE_THRESHOLD = 100_000
@@ -44,45 +46,86 @@ def rarer_collections() -> Generator[None]:
         gc.set_threshold(threshold, *older)
 
 
-def feed(
-    what: str,
-    batches: Generator[Any],
-    *,
-    queue: SyncQueue[Any],
-    route: Route,
-    bridge: SyncBridge,
-    convert: Callable[[Any], list[Any]],
-    unit: int,
-) -> Fed:
-    """Put rows into the queue, at most `unit` at once, and return when the route has handled all of them.
+class Feeder:
+    """Feeds batches into one queue.
 
-    Raises:
-        DeliveryError: the route failed; what is left was not put in, or dropped by the route.
+    Example:
+        >>> Feeder.__name__
+        'Feeder'
     """
-    handed = rows = size = 0
-    try:
-        with rarer_collections(), closing(batches):
-            for batch in batches:
-                for start in range(0, batch.num_rows, unit):
-                    items = convert(batch.slice(start, unit))
-                    if not handed:
-                        bridge.call(route.prepare)
-                    if route.failure is not None:
+
+    def __init__(self, queue: SyncQueue[Any], bridge: SyncBridge, sizes: Sizes, chunk: type[Chunk] = Chunk) -> None:
+        self._chunk = chunk
+        self._queue = queue
+        self._bridge = bridge
+        self._sizes = sizes
+
+    def feed(
+        self,
+        batch: MicroBatch,
+        found: Generator[Any],
+        convert: Callable[[Any], list[Any]],
+        on_first: Callable[[], None] = lambda: None,
+    ) -> Fed:
+        """Put rows into the queue and return when the batch has handled all of them.
+
+        Args:
+            batch: what the rows belong to.
+            found: the record batches.
+            convert: makes items of one.
+            on_first: called when the batch is prepared, before its first rows go into the queue.
+
+        Raises:
+            DeliveryError: the batch failed; what is left was not put in, or dropped by the batch.
+        """
+        handed = rows = size = 0
+        try:
+            with rarer_collections(), closing(found):
+                for record_batch in found:
+                    for part in self._parts(record_batch):
+                        items = convert(part)
+                        if not rows:
+                            self._bridge.call(batch.prepare)
+                            on_first()
+                        rows += part.num_rows
+                        for chunk in self._chunks(batch, items):
+                            handed += len(chunk.rows)
+                            if batch.failure is None and not self._queue.produce(chunk):
+                                batch.fail(QueueClosedError("the queue was closed amid the batch"))
+                    size += record_batch.nbytes
+                    if batch.failure is not None:
                         break
-                    handed += len(items)
-                    queue.produce_many(items)
-                rows += batch.num_rows
-                size += batch.nbytes
-                if route.failure is not None:
-                    break
-    finally:
-        with suppress(QueueClosedError):  # the count tells
-            queue.flush()  # nothing of this batch may come into the next one
-    error = route.failure
-    if error is None and route.taken < handed:
-        error = QueueClosedError(f"only {route.taken} of {handed} items reached the handler before the queue closed")
+            with suppress(QueueClosedError):  # the count tells
+                self._queue.flush()
+        except BaseException as error:
+            batch.fail(error)
+            raise
+        _check(batch, handed)
+        return Fed(rows, size)
+
+    def _parts(self, record_batch: Any) -> Iterator[Any]:
+        """Slices of at most the rows and bytes of a chunk."""
+        rows, unit = record_batch.num_rows, self._sizes.unit
+        if self._sizes.unit_bytes is not None and rows and record_batch.nbytes:
+            unit = min(unit, max(1, self._sizes.unit_bytes * rows // record_batch.nbytes))
+        for start in range(0, rows, unit):
+            yield record_batch if rows <= unit else record_batch.slice(start, unit)
+
+    def _chunks(self, batch: MicroBatch, items: list[Any]) -> list[Chunk]:
+        select, count = self._sizes.selector, self._sizes.slots
+        if select is None:
+            return [self._chunk(batch, items)] if items else []
+        by_place: dict[int, list[Any]] = {}
+        for item in items:
+            by_place.setdefault(select(item, count), []).append(item)
+        return [self._chunk(batch, found, place) for place, found in by_place.items()]
+
+
+def _check(batch: MicroBatch, handed: int) -> None:
+    error = batch.failure
+    if error is None and batch.taken < handed:
+        error = QueueClosedError(f"only {batch.taken} of {handed} items reached the handler before the queue closed")
     if error is not None:
         raise DeliveryError(
-            f"{what}: its rows were not handled: {type(error).__qualname__}: {error}", [Failure((), error)]
+            f"{batch.what}: its rows were not handled: {type(error).__qualname__}: {error}", [Failure((), error)]
         ) from error
-    return Fed(rows, size)

@@ -1,22 +1,34 @@
-"""Which batches were delivered: for sinks that can't note it in a transaction of their own.
+"""Which writes were delivered: for sinks that can't note it in a transaction of their own.
 
-A ledger file is small: the last batch of each source, for a source's batches come in order. It is JSON::
+A ledger file is small: the last batch of each source, because a source's batches come in order. It is JSON::
 
     {"version": 1, "delivered": {"<query id>": 41}}
+
+A process has one ledger object for a file, however many sinks name it, and each note keeps what other processes wrote.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 
+from batchqueue_async._support import forks
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.sinks._shared.files import make_directory, replace_file
+from batchqueue_async.sinks._shared.files import make_directory, open_append, replace_file
+
+fcntl: Any = None
+with suppress(ImportError):  # Windows has none: there one process may use a ledger at a time
+    fcntl = importlib.import_module("fcntl")
 
 if TYPE_CHECKING:
-    import os
+    from collections.abc import Generator
 
     from batchqueue_async.sinks.base import BatchKey
 
@@ -55,24 +67,52 @@ class MemoryLedger:
 
     def note(self, key: BatchKey) -> None:
         """Note that the batch was delivered."""
-        self.delivered[key.source] = key.number
+        self.delivered[key.source] = max(key.number, self.delivered.get(key.source, -1))
 
 
 class FileLedger(MemoryLedger):
-    """A ledger in a file, which each note replaces as a whole, durably; one process uses it at a time."""
+    """A ledger in a file, which each note replaces as a whole, durably. `ledger_at` gives the one of a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.path = Path(path)
+        self._turn = threading.Lock()
+        forks.watch(self)
         make_directory(self.path.parent)
-        if self.path.exists():
-            self.delivered = _read(self.path)
+        self.delivered = self._read()
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread may have held the lock."""
+        self._turn = threading.Lock()
+
+    def is_delivered(self, key: BatchKey) -> bool:
+        """Whether the batch, or a later one of its source, was delivered, by this process or another."""
+        self.delivered = self._read()
+        return super().is_delivered(key)
 
     def note(self, key: BatchKey) -> None:
-        """Note that the batch was delivered, and make the note durable."""
-        delivered = {**self.delivered, key.source: key.number}
-        replace_file(self.path, msgspec.json.encode({"version": _VERSION, "delivered": delivered}))
-        self.delivered = delivered
+        """Note that the batch was delivered, beside what others noted meanwhile, and make the note durable."""
+        with self._turn, self._alone():
+            delivered = self._read()
+            delivered[key.source] = max(key.number, delivered.get(key.source, -1))
+            replace_file(self.path, msgspec.json.encode({"version": _VERSION, "delivered": delivered}))
+            self.delivered = delivered
+
+    def _read(self) -> dict[str, int]:
+        return _read(self.path) if self.path.exists() else {}
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """Keep other processes out; the file itself is replaced, so that the lock is on one beside it."""
+        if fcntl is None:
+            yield
+            return
+        lock = open_append(self.path.with_name(f".{self.path.name}.lock"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
 
 class _Contents(msgspec.Struct):
@@ -91,6 +131,28 @@ def _read(path: Path) -> dict[str, int]:
     return contents.delivered
 
 
+class _Ledgers:
+    """The ledger objects of this process, by their files."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: WeakValueDictionary[Path, FileLedger] = WeakValueDictionary()
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def at(self, path: Path) -> FileLedger:
+        with self._lock:
+            found = self._open.get(path)
+            if found is None:
+                found = self._open[path] = FileLedger(path)
+            return found
+
+
+_ledgers = _Ledgers()
+
+
 def ledger_at(path: Any) -> Ledger:
-    """The ledger in that file, or one in memory for None."""
-    return MemoryLedger() if path is None else FileLedger(path)
+    """The ledger in that file, the same object for the same file; one in memory for None."""
+    return MemoryLedger() if path is None else _ledgers.at(Path(path).resolve())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from batchqueue_async._support import log
+from batchqueue_async._support import forks, log
 from batchqueue_async.queue.stats import Distribution, Histogram
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class QueryStats:
         watermark: the query's watermark, in seconds since the epoch; None without one.
         active: whether it still runs.
         failed: whether it ended with an error.
+        skipped: writes of its batches that were in already, and so had no effect, by sinks of this process.
+        skipped_rows: rows in them.
     """
 
     name: str
@@ -43,10 +45,54 @@ class QueryStats:
     watermark: float | None
     active: bool
     failed: bool
+    skipped: int = 0
+    skipped_rows: int = 0
+
+
+class SkippedWrites:
+    """What sinks of this process skipped, by the query: Spark's own reports know batches, and not their writes.
+
+    Example:
+        >>> skipped = SkippedWrites()
+        >>> skipped.add("query", 40)
+        >>> skipped.of("query"), skipped.of("another")
+        ((1, 40), (0, 0))
+    """
+
+    _KEPT = 1_000
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, tuple[int, int]] = {}
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread may have held the lock."""
+        self._lock = threading.Lock()
+
+    def add(self, query: str | None, rows: int) -> None:
+        """A write was skipped."""
+        if query is None:
+            return
+        with self._lock:
+            writes, before = self._counts.pop(query, (0, 0))
+            while len(self._counts) >= self._KEPT:
+                self._counts.pop(next(iter(self._counts)))
+            self._counts[query] = (writes + 1, before + rows)
+
+    def of(self, query: str) -> tuple[int, int]:
+        """How many writes of a query were skipped, and their rows."""
+        with self._lock:
+            return self._counts.get(query, (0, 0))
+
+
+skipped_writes = SkippedWrites()
+"""That of this process."""
 
 
 class _Tally:
-    def __init__(self, name: str) -> None:
+    def __init__(self, query: str, name: str) -> None:
+        self.query = query
         self.name = name
         self.batches = self.rows = 0
         self.rate = 0.0
@@ -57,6 +103,7 @@ class _Tally:
         self.active, self.failed = True, False
 
     def stats(self) -> QueryStats:
+        skipped, skipped_rows = skipped_writes.of(self.query)
         return QueryStats(
             name=self.name,
             batches=self.batches,
@@ -68,6 +115,8 @@ class _Tally:
             watermark=self.watermark,
             active=self.active,
             failed=self.failed,
+            skipped=skipped,
+            skipped_rows=skipped_rows,
         )
 
 
@@ -100,7 +149,7 @@ class QueryListener(StreamingQueryListener):
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Spark tells of a query that starts, maybe again."""
         with self._lock:
-            tally = self._tallies.setdefault(str(event.id), _Tally(event.name or str(event.id)))
+            tally = self._tallies.setdefault(str(event.id), _Tally(str(event.id), event.name or str(event.id)))
             tally.active, tally.failed = True, False
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
@@ -111,7 +160,9 @@ class QueryListener(StreamingQueryListener):
         now = self._now()
         started, newest = epoch(progress.timestamp), epoch(times.get("max"))
         with self._lock:
-            tally = self._tallies.setdefault(str(progress.id), _Tally(progress.name or str(progress.id)))
+            tally = self._tallies.setdefault(
+                str(progress.id), _Tally(str(progress.id), progress.name or str(progress.id))
+            )
             tally.batches += 1
             tally.rows += progress.numInputRows
             tally.rate = progress.processedRowsPerSecond if progress.numInputRows else tally.rate
@@ -127,7 +178,7 @@ class QueryListener(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Spark tells of a query that ended."""
         with self._lock:
-            tally = self._tallies.setdefault(str(event.id), _Tally(str(event.id)))
+            tally = self._tallies.setdefault(str(event.id), _Tally(str(event.id), str(event.id)))
             tally.active, tally.failed = False, event.exception is not None
         if event.exception is not None:
             log.warning("spark_query_failed", query=tally.name, batches=tally.batches)

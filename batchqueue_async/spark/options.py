@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async.config import QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError
@@ -13,14 +14,19 @@ from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
 from batchqueue_async.sinks.base import Sink, StagingSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite.sink import SqliteSink
-from batchqueue_async.spark import process_bridge
+from batchqueue_async.spark.process_bridge import Sizes
+from batchqueue_async.spark.record_keys import check_key_by
 from batchqueue_async.spark.route import check_order
-from batchqueue_async.spark.rows import check_rows
+from batchqueue_async.spark.rows import NonFinite, check_columns, check_non_finite, check_rows
+from batchqueue_async.spark.staged_lines import StagedLines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from batchqueue_async.spark.record_keys import KeyBy
     from batchqueue_async.spark.rows import Rows
+
+BYTES_IN_FLIGHT = 256 * 1024 * 1024
 
 Options = tuple[tuple[str, str], ...]
 """Options as pairs of lower-case name and text, sorted: hashable, and the same in every process."""
@@ -57,6 +63,10 @@ _EXPORT: dict[str, Callable[[str], Any]] = {
     "breaker.threshold": int,
     "breaker.reset_timeout": float,
 }
+_OWN = ("sink", "rows", "rows_in_flight", "bytes_in_flight", "key", "non_finite")
+_BUILT_IN = {"sqlite": ("path", "table", "busy_timeout"), "jsonl": ("path",)}
+_SPARKS = ("checkpointlocation", "outputmode", "queryname", "trigger")
+_NEAR = 0.8
 _POLICIES: dict[str, Callable[..., Any]] = {"batch": BatchPolicy, "retry": RetryPolicy, "breaker": BreakerPolicy}
 
 
@@ -75,6 +85,9 @@ class WriteOptions:
         rows_in_flight: the most rows in a worker that are not handled yet.
         queue: the queue's configuration.
         export: the configuration of an exporter between the queue and the sink; None without one.
+        bytes_in_flight: the most bytes of Arrow data that these rows are made from.
+        key: what the key of each record is made of.
+        non_finite: what becomes of NaN and infinity.
         rest: all options, for the sink's factory.
     """
 
@@ -83,29 +96,68 @@ class WriteOptions:
     rows_in_flight: int
     queue: QueueConfig[Any]
     export: ExportConfig | None
+    bytes_in_flight: int
+    key: KeyBy
+    non_finite: NonFinite
     rest: dict[str, str]
+
+    def sizes(self) -> Sizes:
+        """What the queue may hold."""
+        whole = self.rows == "batch"
+        return Sizes("batchqueue", self.queue, self.rows_in_flight, whole=whole, bytes_in_flight=self.bytes_in_flight)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse what can't work, where the write is planned.
+
+        Raises:
+            ConfigError: the sink can't be made, or would lose one of the columns.
+        """
+        check_columns("format batchqueue", names, self.rows, self.make())
 
     def make(self) -> Any:
         """The sink or handler, not opened."""
         if self.sink == "sqlite":
-            return SqliteSink(self._need("path"), self.rest.get("table", "rows"))
+            timeout = _number("busy_timeout", self.rest.get("busy_timeout", "30"), float)
+            return SqliteSink(self._need("path"), self.rest.get("table", "rows"), busy_timeout=timeout)
+        made = JsonLinesSink(self._need("path")) if self.sink == "jsonl" else self._made()
+        if type(made) is JsonLinesSink and self.export is None:
+            return StagedLines(made)
         if self.sink == "jsonl":
-            return JsonLinesSink(self._need("path"))
-        made = load(self.sink, "sink")(self.rest)
+            return made
         if not isinstance(made, Sink) and not is_handler(made):
             raise _error(
                 "sink", self.sink, "made neither a sink nor a handler", "return an object with open, send, close"
             )
         if self.export is not None and not isinstance(made, Sink):
             raise _error("sink", self.sink, "made a handler, which export.* is not for", "return a sink")
-        if self.export is None and not isinstance(made, StagingSink):  # each task of those sends to its own attempt
+        alone = self.export is None and not isinstance(made, StagingSink)  # each task of those has its own attempt
+        if alone and self.key == "position":
             check_order("format batchqueue", made, self.queue)
         return made
+
+    def _made(self) -> Any:
+        factory = load(self.sink, "sink")
+        try:
+            return factory(self.rest)
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises: its text may quote an option
+            text = _without_values(str(error), self.rest)
+            raise ConfigError(
+                f"format batchqueue: the factory {self.sink!r} failed with {type(error).__qualname__}: {text}; "
+                "correct its options or its code"
+            ) from None
 
     def _need(self, name: str) -> str:
         if name not in self.rest:
             raise ConfigError(f"format batchqueue: sink={self.sink!r} needs a {name}; give .option({name!r}, ...)")
         return self.rest[name]
+
+
+def _without_values(text: str, options: dict[str, str]) -> str:
+    """A text without the values of options, which may be secrets."""
+    for name, value in sorted(options.items(), key=lambda each: -len(each[1])):
+        if value and name not in _OWN:
+            text = text.replace(value, f"<{name}>")
+    return text
 
 
 def _error(name: str, text: str, rule: str, way_out: str) -> ConfigError:
@@ -125,16 +177,48 @@ def read_options(given: Options) -> WriteOptions:
             "format batchqueue: there is no option 'sink'; give .option('sink', 'sqlite'), 'jsonl', "
             "or 'package.module:factory'"
         )
-    queue, export = _group(options, "queue", _QUEUE), _export(_group(options, "export", _EXPORT))
     sink = options["sink"]
+    _check_names(sink, options)
+    queue, export = _group(options, "queue", _QUEUE), _export(_group(options, "export", _EXPORT))
     # An exporter counts records, and its disk takes no Arrow data.
-    default = "batch" if sink in {"sqlite", "jsonl"} and export is None else "dict"
+    default = "batch" if sink in _BUILT_IN and export is None else "dict"
     rows_in_flight = _number("rows_in_flight", options.get("rows_in_flight", "100000"), int)
+    bytes_in_flight = _number("bytes_in_flight", options.get("bytes_in_flight", str(BYTES_IN_FLIGHT)), int)
     config = QueueConfig[Any](**queue)
     config.validate("batchqueue")
     rows = _rows(options.get("rows", default))
-    process_bridge.sized("batchqueue", config, rows_in_flight, whole=rows == "batch")
-    return WriteOptions(sink, rows, rows_in_flight, config, export, options)
+    non_finite = options.get("non_finite", "null" if sink in _BUILT_IN else "keep")
+    check_non_finite("format batchqueue", non_finite)
+    key = options.get("key")
+    columns = (
+        None if key is None else key if key in {"content", "position"} else [each.strip() for each in key.split(",")]
+    )
+    read = WriteOptions(
+        sink=sink,
+        rows=rows,
+        rows_in_flight=rows_in_flight,
+        queue=config,
+        export=export,
+        bytes_in_flight=bytes_in_flight,
+        key=check_key_by("format batchqueue", columns),
+        non_finite=cast("NonFinite", non_finite),
+        rest=options,
+    )
+    read.sizes()
+    return read
+
+
+def _check_names(sink: str, options: dict[str, str]) -> None:
+    """Refuse names that nothing reads: for a sink of ours all, for a factory those that look like one of ours."""
+    known = (*_OWN, *_BUILT_IN.get(sink, ()), *_SPARKS)
+    for name in options:
+        if name in known or name.startswith(("queue.", "export.", "spark.")):
+            continue
+        near = difflib.get_close_matches(name, known, 1, _NEAR)
+        if sink in _BUILT_IN or (near and near[0] in _OWN and near[0] not in options):
+            nearest = difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(known[: -len(_SPARKS)])}"
+            raise ConfigError(f"format batchqueue: option {name!r} is unknown to sink={sink!r}; {hint}")
 
 
 def _group(options: dict[str, str], group: str, known: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
@@ -145,7 +229,11 @@ def _group(options: dict[str, str], group: str, known: dict[str, Callable[[str],
             continue
         name = option.removeprefix(f"{group}.")
         if name not in known:
-            raise _error(option, text, "is unknown", f"there are {group}.{f', {group}.'.join(known)}")
+            nearest = difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean {f'{group}.{nearest[0]}'!r}? " if nearest else ""
+            raise ConfigError(  # without the value, which may be a secret under a wrong name
+                f"format batchqueue: option {option!r} is unknown; {hint}there are {group}.{f', {group}.'.join(known)}"
+            )
         found[name] = _number(option, text, known[name])
     return found
 
@@ -168,7 +256,7 @@ def _number(name: str, text: str, parse: Callable[[str], Any]) -> Any:
     except ConfigError:
         raise
     except ValueError:
-        raise _error(name, text, "is no number", "give one") from None
+        raise _error(name, text, "is not a number", "pass one") from None
 
 
 def _rows(text: str) -> Rows:

@@ -7,16 +7,24 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async._support import forks
 from batchqueue_async.sinks.base import Attempt, BatchKey, StagingSink
-from batchqueue_async.spark import process_bridge
 from batchqueue_async.spark.exporting import WorkerExporterRoute, route_to
-from batchqueue_async.spark.feed import feed
+from batchqueue_async.spark.feed import Feeder
+from batchqueue_async.spark.micro_batch import MicroBatch, Patience, Retries, handle_chunks
 from batchqueue_async.spark.options import Options, read_options
-from batchqueue_async.spark.route import Route, SinkRoute
-from batchqueue_async.spark.rows import converter
+from batchqueue_async.spark.process_bridge import host
+from batchqueue_async.spark.record_keys import RecordKeys
+from batchqueue_async.spark.route import Route, StagedRoute
+from batchqueue_async.spark.rows import Converter
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator
+
+    from batchqueue_async.bridge.sync_bridge import SyncBridge
+
+_KEPT_WORKERS = 8
+"""The most sets of options that a Python worker keeps a queue for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,50 +50,53 @@ class Worker:
     def __init__(self, options: Options) -> None:
         self._options = read_options(options)
         self._target = self._options.make()
-        self._convert = converter(self._options.rows)
-        whole = self._options.rows == "batch"
-        config, self._unit = process_bridge.sized(
-            "batchqueue", self._options.queue, self._options.rows_in_flight, whole=whole
-        )
+        self._convert = Converter(self._options.rows, target=self._target, non_finite=self._options.non_finite)
+        self._sizes = self._options.sizes()
         self._turn = threading.Lock()
-        self._route: Route = Route()
-        self._queue = process_bridge.free_queue("batchqueue", replace(config, consumer=self._consume))
+        self._bridge: SyncBridge = host.bridge()
+        self._queue = self._make_queue()
         self._lasting: Route | None = None
         if self._options.export is not None:
             self._lasting = WorkerExporterRoute(self._target, self._options.export)
         elif not isinstance(self._target, StagingSink):
             self._lasting = route_to(self._target)
 
-    async def _consume(self, batch: Sequence[Any]) -> None:
-        await self._route.consume(batch)
+    def _make_queue(self) -> Any:
+        return host.free_queue("batchqueue", replace(self._sizes.queue, consumer=handle_chunks))
 
     def write(self, attempt: Attempt, batches: Iterator[Any]) -> Part:
         """Write a part; returns when all of it is handled, and staged where the sink stages."""
         started = time.perf_counter()
-        bridge = process_bridge.bridge()
         with self._turn:
-            route = self._route = self._lasting or SinkRoute(self._target.stage(attempt))
-            bridge.call(route.open)
+            bridge = host.bridge()
+            if bridge is not self._bridge:  # the one before was closed
+                self._bridge, self._queue = bridge, self._make_queue()
+            route = self._lasting or StagedRoute(self._target.stage(attempt))
             key = None if self._lasting is None else part_key(attempt)
-            bridge.call(route.begin, key)
+            keys = RecordKeys(key, self._options.key, None) if route.keyed and key is not None else None
+            patience = Patience(timeout=self._options.queue.handler_timeout)
+            what = f"format batchqueue: batch {attempt.key}, part {attempt.part}"
+            batch = MicroBatch(what, route, key, keys=keys, retries=Retries(patience))
             try:
-                fed = feed(
-                    f"format batchqueue: batch {attempt.key}, part {attempt.part}",
-                    _generator(batches),
-                    queue=self._queue,
-                    route=route,
-                    bridge=bridge,
-                    convert=self._convert,
-                    unit=self._unit,
-                )
-                bridge.call(route.commit)
+                bridge.call(route.open)
+                fed = Feeder(self._queue, bridge, self._sizes).feed(batch, _generator(batches), self._convert)
+                bridge.call(batch.commit)
             except BaseException:
-                bridge.call(route.rollback)
+                bridge.call(batch.rollback)
                 raise
             finally:
                 if self._lasting is None:
                     bridge.call(route.close)
         return Part(attempt, fed.rows, fed.bytes, time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Give the queue and what it leads to back."""
+        with self._turn:
+            bridge = host.bridge()
+            if bridge is self._bridge:
+                host.leave_queue(self._queue.name)
+                if self._lasting is not None:
+                    bridge.call(self._lasting.close)
 
 
 def part_key(attempt: Attempt) -> BatchKey:
@@ -102,14 +113,32 @@ def _generator(batches: Iterator[Any]) -> Generator[Any]:
     yield from batches
 
 
-_lock = threading.Lock()
-_workers: dict[Options, Worker] = {}
+class Workers:
+    """The workers of this process, one for each set of options, of which the last ones used are kept."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's queues are not here, and its lock may be held."""
+        self._lock = threading.Lock()
+        self._workers: dict[Options, Worker] = {}
+
+    def at(self, options: Options) -> Worker:
+        """The worker for these options; tasks of one Python worker come one after the other."""
+        with self._lock:
+            found = self._workers.pop(options, None) or Worker(options)
+            self._workers[options] = found
+            old = [] if len(self._workers) <= _KEPT_WORKERS else [self._workers.pop(next(iter(self._workers)))]
+        for each in old:
+            each.close()
+        return found
+
+
+_workers = Workers()
 
 
 def worker(options: Options) -> Worker:
-    """The worker of this process for these options; tasks of one Python worker come one after the other."""
-    with _lock:
-        found = _workers.get(options)
-        if found is None:
-            found = _workers[options] = Worker(options)
-        return found
+    """The worker of this process for these options."""
+    return _workers.at(options)

@@ -1,15 +1,17 @@
-"""Where the rows of one Spark batch go: a handler, or a sink with the batch's transaction or keys.
+"""Where Spark's rows go: a handler, or a sink with transactions or keys.
 
-A route is the handler that the queue calls. It remembers the first failure, and from then on drops what is left of the
-batch: Spark repeats it as a whole.
+A route holds what lasts: the handler or the open sink. What belongs to one batch is in its `MicroBatch`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from batchqueue_async.errors import ConfigError, PermanentError
+from batchqueue_async.errors import ConfigError, RetryableError
 from batchqueue_async.sinks.base import KeyedSink, Sink, TransactionalSink
 
 if TYPE_CHECKING:
@@ -20,155 +22,125 @@ if TYPE_CHECKING:
 
 
 class Route:
-    """One handler, as the queue of a Spark batch calls it.
+    """The way to one destination.
 
     Attributes:
-        failure: what the first call that failed in this batch raised.
-        taken: rows that were handled in this batch.
+        transactional: whether a batch goes in a transaction, and so exactly once.
+        keyed: whether each record goes with a key.
+        alone: whether calls are made one at a time, however many workers the queue has.
+        isolates: whether a call that was refused may be made again with a part of its rows.
     """
 
-    exactly_once = False
-    wants_order = False
+    transactional = False
+    keyed = False
+    alone = False
+    isolates = False
 
     def __init__(self) -> None:
-        self.failure: BaseException | None = None
-        self.taken = 0
-
-    async def consume(self, batch: Sequence[Any]) -> None:
-        """Handle rows, unless the batch has failed."""
-        if self.failure is not None:
-            return
-        try:
-            await self._take(batch)
-        except asyncio.CancelledError:
-            self.failure = self.failure or TimeoutError("the call was cut off, by handler_timeout or by a shutdown")
-            raise
-        except Exception as error:
-            self.failure = self.failure or error
-            raise
-        self.taken += len(batch)
-
-    async def _take(self, batch: Sequence[Any]) -> None:
-        raise NotImplementedError
+        self.turn = asyncio.Lock()
+        self._home: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
-        """Get ready, once."""
+        """Get ready on this loop, once."""
+        loop = asyncio.get_running_loop()
+        if self._home is not loop:
+            self.turn = asyncio.Lock()
+            await self._open(again=self._home is not None)
+            self._home = loop
 
-    async def begin(self, key: BatchKey | None) -> None:  # noqa: ARG002 - for those that know keys
-        """Start a batch."""
-        self.failure, self.taken = None, 0
+    async def _open(self, *, again: bool) -> None:
+        """Nothing to open, by default; `again` where the loop that it was open on is gone."""
 
-    async def prepare(self) -> None:
-        """The batch's first rows are there, and not in the queue yet: wait here for whatever has to be waited for.
+    async def send(self, rows: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
+        """Deliver rows outside of a transaction."""
+        raise NotImplementedError
 
-        In the queue a handler that waits holds up the others, and so maybe the one that it waits for.
-        """
-        try:
-            await self._prepare()
-        except Exception as error:  # noqa: BLE001 - it is the batch's failure, told as every other
-            self.failure = self.failure or error
+    async def begin(self, key: BatchKey) -> Transaction | None:
+        """Begin a transaction; None: the batch is in."""
+        raise NotImplementedError
 
-    async def _prepare(self) -> None:
-        """Nothing, by default."""
-
-    async def commit(self) -> bool:
-        """End a batch that was handled; False if it had been in before."""
-        return True
-
-    async def rollback(self) -> None:
-        """End a batch that failed."""
+    async def settle(self) -> None:
+        """All rows of a batch were sent: wait for what is still on its way."""
 
     async def close(self) -> None:
         """Give everything back."""
+        self._home = None
+
+    def may_pass(self, error: Exception) -> bool:
+        """Whether the same call may succeed later."""
+        return isinstance(error, RetryableError)
 
 
 class HandlerRoute(Route):
     """Rows go to a handler."""
+
+    isolates = True
 
     def __init__(self, handler: Handler[Any]) -> None:
         super().__init__()
         consume = getattr(handler, "consume", handler)
         self._handle = cast("Callable[[Sequence[Any]], Awaitable[object]]", consume)
 
-    async def _take(self, batch: Sequence[Any]) -> None:
-        await self._handle(batch)
+    async def send(self, rows: Sequence[Any], keys: Sequence[str] | None) -> None:  # noqa: ARG002 - for sinks
+        """Call the handler."""
+        await self._handle(rows)
 
 
 class SinkRoute(Route):
     """Rows go to a sink: in a transaction or with keys, where it takes them."""
 
+    alone = True
+    isolates = True
+
     def __init__(self, sink: Sink) -> None:
         super().__init__()
         self.sink = sink
-        self.exactly_once = isinstance(sink, TransactionalSink)
-        self.wants_order = isinstance(sink, KeyedSink) and not self.exactly_once
-        self._opened = False
-        self._key: BatchKey | None = None
-        self._begun = False
-        self._transaction: Transaction | None = None
-        self._sent = 0
-        self._turn: asyncio.Lock
+        self.transactional = isinstance(sink, TransactionalSink)
+        self.keyed = isinstance(sink, KeyedSink) and not self.transactional
+        self._process = os.getpid()
 
-    async def open(self) -> None:
-        """Open the sink."""
-        if not self._opened:
-            self._turn = asyncio.Lock()
-            await self.sink.open()
-            self._opened = True
+    async def _open(self, *, again: bool) -> None:
+        if again and self._process != os.getpid():
+            # Its threads stayed in the parent, where a close would wait for them; a sink travels by pickle unopened.
+            self.sink = pickle.loads(pickle.dumps(self.sink))  # noqa: S301 - made here
+        elif again:
+            with suppress(Exception):  # its loop is gone, and so may be what it would close
+                await self.sink.close()
+        self._process = os.getpid()
+        await self.sink.open()
+
+    async def send(self, rows: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
+        """Send rows, with keys if there are any."""
+        if keys is not None:
+            return await cast("KeyedSink", self.sink).send_keyed(rows, keys)
+        return await self.sink.send(rows)
+
+    async def begin(self, key: BatchKey) -> Transaction | None:
+        """Begin the sink's transaction."""
+        return await cast("TransactionalSink", self.sink).begin(key)
 
     async def close(self) -> None:
         """Close the sink."""
-        self._opened = False
+        await super().close()
         await self.sink.close()
 
-    async def begin(self, key: BatchKey | None) -> None:
-        """Start a batch; its transaction begins in `prepare`."""
-        await super().begin(key)
-        self._key, self._begun, self._transaction, self._sent = key, False, None, 0
-
-    async def _prepare(self) -> None:
-        # With the first rows, not while Spark still computes them: a transaction locks others out.
-        if isinstance(self.sink, TransactionalSink) and self._key is not None:
-            async with self._turn:
-                self._transaction = await self.sink.begin(self._key)
-                self._begun = True
-
-    async def _take(self, batch: Sequence[Any]) -> None:
-        async with self._turn:  # a sink takes one call at a time, however many workers the queue has
-            check(await self._send(batch))
-            self._sent += len(batch)
-
-    async def _send(self, batch: Sequence[Any]) -> SendResult | None:
-        key = self._key
-        if key is None:
-            return await self.sink.send(batch)
-        if isinstance(self.sink, TransactionalSink):
-            return await self._transaction.send(batch) if self._transaction is not None else None
-        if isinstance(self.sink, KeyedSink):
-            keys = [f"{key}/{number}" for number in range(self._sent, self._sent + len(batch))]
-            return await self.sink.send_keyed(batch, keys)
-        return await self.sink.send(batch)
-
-    async def commit(self) -> bool:
-        """Commit the transaction, if rows began one."""
-        transaction = self._transaction
-        if transaction is not None:
-            await transaction.commit()
-            self._transaction = None
-        return transaction is not None or not self._begun
-
-    async def rollback(self) -> None:
-        """Undo the transaction."""
-        transaction, self._transaction = self._transaction, None
-        if transaction is not None:
-            await transaction.rollback()
+    def may_pass(self, error: Exception) -> bool:
+        """Whether the same call may succeed later, by the rules for what sinks raise."""
+        return isinstance(error, RetryableError | OSError | EOFError)
 
 
-def check(result: SendResult | None) -> None:
-    """Raise for records that the destination did not take: Spark knows batches, and no part of them."""
-    if result is not None and result.rejected:
-        first = next(iter(result.rejected.values()))
-        raise PermanentError(f"the sink rejected {len(result.rejected)} records; the first: {first}") from first
+class StagedRoute(SinkRoute):
+    """Rows go to one attempt's staged part, which Spark repeats as a whole."""
+
+    isolates = False
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self.transactional = self.keyed = False
+
+    def may_pass(self, error: Exception) -> bool:  # noqa: ARG002 - none may
+        """A part is one transaction, of which a failed send may have left something: its task begins anew."""
+        return False
 
 
 def check_order(what: str, target: object, config: QueueConfig[Any]) -> None:
@@ -179,6 +151,6 @@ def check_order(what: str, target: object, config: QueueConfig[Any]) -> None:
     partitions = config.partitions.resolve(workers)
     if max(workers, partitions) > 1:
         raise ConfigError(
-            f"{what}: {workers} workers and {partitions} partitions would bring rows out of order to "
-            f"{type(target).__qualname__}, whose keys are the rows' places; use one worker and one partition"
+            f"{what}: key='position' with {workers} workers and {partitions} partitions would bring rows out of order "
+            f"to {type(target).__qualname__}; use one worker and one partition, or key=[columns]"
         )

@@ -1,14 +1,21 @@
-"""From Arrow record batches to what a handler takes: dicts, tuples, typed structs, or the batches as they are."""
+"""From Arrow record batches to what a handler takes: dicts, tuples, typed structs, or the batches as they are.
+
+One rule for each kind of value, whatever the session's settings: instants are in UTC, maps are dicts, structs are dicts
+or, where a field asks for one, typed objects at any depth. What Python can't hold names its column.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any, cast
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args, get_type_hints
 
 import msgspec
 
 from batchqueue_async.errors import ConfigError
+from batchqueue_async.sinks.jsonl import JsonLinesSink
+from batchqueue_async.sinks.sqlite.sink import SqliteSink
 from batchqueue_async.spark.requirements import need
 
 if TYPE_CHECKING:
@@ -17,10 +24,15 @@ if TYPE_CHECKING:
 Rows = str | type
 """How rows are handed over: "dict", "tuple", "batch" (Arrow), or a msgspec.Struct or dataclass type."""
 
+NonFinite = Literal["keep", "null", "fail"]
+"""What becomes of NaN and infinity in columns of floating-point numbers."""
+
+Refuse = "Callable[[dict[str, Any], str], None]"
+
 
 def check_rows(rows: object) -> None:
     """Refuse what is no way to hand rows over."""
-    if rows in ("dict", "tuple", "batch") or (isinstance(rows, type) and _fields(rows) is not None):
+    if rows in ("dict", "tuple", "batch") or (isinstance(rows, type) and _is_struct(rows)):
         return
     raise ConfigError(
         f"rows={rows!r} is unknown; give 'dict', 'tuple', 'batch' (Arrow record batches), "
@@ -28,7 +40,126 @@ def check_rows(rows: object) -> None:
     )
 
 
-def converter(rows: Rows) -> Callable[[Any], list[Any]]:
+def takes_record_batches(sink: object) -> bool:
+    """Whether a sink takes Arrow record batches at less cost than rows: those of this package that write tables.
+
+    A subclass may look at what it is sent, so that it gets what it was written for.
+    """
+    return type(sink) in {SqliteSink, JsonLinesSink} or _is_postgres(sink)
+
+
+def _is_postgres(sink: object) -> bool:
+    kind = type(sink)  # by name, because its module needs an extra that may not be installed
+    return kind.__qualname__ == "PostgresSink" and kind.__module__.startswith("batchqueue_async.sinks.postgres")
+
+
+def default_rows(sink: object) -> str:
+    """How a sink gets its rows where nobody says it.
+
+    Example:
+        >>> default_rows(SqliteSink("rows.db")), default_rows(print)
+        ('batch', 'dict')
+    """
+    return "batch" if takes_record_batches(sink) else "dict"
+
+
+def default_non_finite(target: object) -> NonFinite:
+    """What becomes of NaN and infinity where nobody says it: JSON and SQLite have no form for them.
+
+    Example:
+        >>> default_non_finite(SqliteSink("rows.db")), default_non_finite(print)
+        ('null', 'keep')
+    """
+    return "null" if isinstance(target, SqliteSink | JsonLinesSink) else "keep"
+
+
+def check_non_finite(owner: str, rule: object) -> None:
+    """Refuse an unknown rule."""
+    if rule not in get_args(NonFinite):
+        raise ConfigError(f"{owner}: non_finite={rule!r} is unknown; choose 'keep', 'null' or 'fail'")
+
+
+def check_columns(owner: str, names: Sequence[str], rows: Rows, target: object) -> None:
+    """Refuse columns of which one would be lost."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice and rows != "tuple":
+        raise ConfigError(
+            f"{owner}: the DataFrame has {Counter(names)[twice[0]]} columns of the name {twice[0]!r}, of which one "
+            "would be lost; rename one, as with df.withColumnsRenamed or toDF, or take rows='tuple'"
+        )
+    if not names and (isinstance(target, SqliteSink) or _is_postgres(target)):
+        raise ConfigError(
+            f"{owner}: the DataFrame has no columns, and a table has at least one; select some, or count the rows"
+        )
+
+
+# --- converters
+
+
+class Converter:
+    """Makes items of record batches, all in the same way.
+
+    Attributes:
+        non_finite: how many values were NaN or infinite, and made null.
+    """
+
+    def __init__(self, rows: Rows = "dict", *, target: object = None, non_finite: NonFinite = "keep") -> None:
+        check_rows(rows)
+        self.rows = rows
+        self.non_finite = 0
+        self._rule = non_finite
+        self._target = target
+        self._make = self._maker(rows)
+        self._checked: Any = None
+        self._plan = _Plan()
+
+    def _maker(self, rows: Rows) -> Callable[[Any, Any], list[Any]]:
+        columns = getattr(self._target, "columns", None)
+        in_tables = type(self._target) is SqliteSink or _is_postgres(self._target)
+        if rows == "tuple" and in_tables and columns is not None:
+            return _Named(tuple(columns)).items
+        if rows == "batch" or (rows == "dict" and takes_record_batches(self._target)):
+            return _for_sink if self._target is not None else _whole
+        if rows == "tuple":
+            return _tuples
+        return _dicts if rows == "dict" else _Structs(cast("type", rows)).items
+
+    def __call__(self, batch: Any, refuse: Any = None) -> list[Any]:
+        """The items of a record batch; rows that don't fit their type are given to `refuse`, if there is one."""
+        if self._checked is not batch.schema:
+            self._plan = _plan(batch.schema, self._rule)
+            check_columns("rows", batch.schema.names, self.rows, self._target)
+            self._checked = batch.schema
+        plan = self._plan
+        if plan.instants:
+            batch = _in_utc(batch, plan.instants)
+        if plan.times:
+            _check_years(batch, plan.times)
+        if plan.floats:
+            batch = self._finite(batch, plan.floats)
+        return self._make(batch, refuse)
+
+    def _finite(self, batch: Any, floats: Sequence[int]) -> Any:
+        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        for place in floats:
+            column = batch.column(place)
+            bad = compute.invert(compute.is_finite(column))
+            count = compute.sum(bad).as_py() or 0
+            if not count:
+                continue
+            field = batch.schema.field(place)
+            if self._rule == "fail":
+                raise ConfigError(
+                    f"column {field.name!r} has {count} values that are NaN or infinite, which the sink has no form "
+                    "for; replace them in the query, or give non_finite='null' or 'keep'"
+                )
+            self.non_finite += count
+            fixed = compute.if_else(bad, arrow.scalar(None, column.type), column)
+            batch = batch.set_column(place, field.with_nullable(True), fixed)
+        return batch
+
+
+def converter(rows: Rows) -> Converter:
     """A function from an Arrow record batch to the items that go into the queue.
 
     Example:
@@ -36,19 +167,118 @@ def converter(rows: Rows) -> Callable[[Any], list[Any]]:
         >>> converter("tuple")(pyarrow.RecordBatch.from_pydict({"a": [1, 2], "b": ["x", None]}))
         [(1, 'x'), (2, None)]
     """
-    check_rows(rows)
-    if rows == "batch":
-        return lambda batch: [batch]
-    if rows == "tuple":
-        return lambda batch: list(zip(*columns(batch), strict=True))
-    if rows == "dict":
-        return _dicts
-    return _Structs(cast("type", rows))
+    return Converter(rows)
+
+
+class _Plan(NamedTuple):
+    """What has to be done to the columns of a schema before rows are made of them: their places."""
+
+    instants: Sequence[int] = ()
+    floats: Sequence[int] = ()
+    times: Sequence[int] = ()
+
+
+def _plan(schema: Any, rule: NonFinite) -> _Plan:
+    types = need("pyarrow").types
+    instants = [place for place, field in enumerate(schema) if _utc(field.type) != field.type]
+    floats = [place for place, field in enumerate(schema) if types.is_floating(field.type)] if rule != "keep" else []
+    times = [
+        place for place, field in enumerate(schema) if types.is_timestamp(field.type) or types.is_date32(field.type)
+    ]
+    for field in schema:
+        if str(field.type) == "month_interval":
+            raise ConfigError(
+                f"column {field.name!r} is an interval of years and months, which Python has no type for; "
+                f"cast it in the query, as by cast({field.name} AS string)"
+            )
+    return _Plan(instants, floats, times)
+
+
+_YEARS = {"date32[day]": (-719_162, 2_932_896), "timestamp": (-62_135_596_800_000_000, 253_402_300_799_999_999)}
+"""The years 1 to 9999, in days and in microseconds since 1970: what Python's dates can be."""
+
+
+def _check_years(batch: Any, places: Sequence[int]) -> None:
+    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    for place in places:
+        field, column = batch.schema.field(place), batch.column(place)
+        is_date = arrow.types.is_date32(field.type)
+        if not is_date and field.type.unit != "us":
+            continue
+        first, last = _YEARS["date32[day]" if is_date else "timestamp"]
+        found = compute.min_max(column.cast(arrow.int32() if is_date else arrow.int64())).as_py()
+        if found["min"] is not None and (found["min"] < first or found["max"] > last):
+            raise ConfigError(
+                f"column {field.name!r} has a value outside of the years 1 to 9999, which Python can't hold; "
+                f"cast it in the query, as by cast({field.name} AS string)"
+            )
+
+
+def _utc(kind: Any) -> Any:
+    """A type whose instants are in UTC, at any depth."""
+    arrow = need("pyarrow")
+    types = arrow.types
+    if types.is_timestamp(kind) and kind.tz is not None:
+        return kind if kind.tz == "UTC" else arrow.timestamp(kind.unit, "UTC")
+    if types.is_list(kind):
+        return arrow.list_(kind.value_field.with_type(_utc(kind.value_type)))
+    if types.is_struct(kind):
+        return arrow.struct([field.with_type(_utc(field.type)) for field in kind])
+    if types.is_map(kind):
+        return arrow.map_(
+            kind.key_field.with_type(_utc(kind.key_type)), kind.item_field.with_type(_utc(kind.item_type))
+        )
+    return kind
+
+
+def _in_utc(batch: Any, places: Sequence[int]) -> Any:
+    for place in places:
+        field = batch.schema.field(place)
+        wanted = _utc(field.type)
+        batch = batch.set_column(place, field.with_type(wanted), batch.column(place).cast(wanted))
+    return batch
+
+
+def _whole(batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG001 - as all of them
+    return [batch]
+
+
+def _for_sink(batch: Any, refuse: Any) -> list[Any]:
+    """A record batch as a sink of tables takes it; as rows where that would show, for maps and without columns."""
+    if batch.num_columns == 0 or any(_has_map(field.type) for field in batch.schema):
+        return _dicts(batch, refuse)
+    return [batch]
+
+
+def _has_map(kind: Any) -> bool:
+    types = need("pyarrow").types
+    return types.is_map(kind) or any(_has_map(kind.field(place).type) for place in range(kind.num_fields))
+
+
+class _Named:
+    """Record batches whose columns have the sink's names: what tuples become in it, without making them."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._columns = columns
+
+    def items(self, batch: Any, refuse: Any) -> list[Any]:
+        if len(self._columns) != batch.num_columns:
+            return _tuples(batch, refuse)  # the sink says what is wrong
+        return _for_sink(batch.rename_columns(list(self._columns)), refuse)
 
 
 def columns(batch: Any) -> list[list[Any]]:
     """The values of each column as plain Python ones; by way of numpy where that gives the same, three times faster."""
-    return [_values(column) for column in batch.columns]
+    found: list[list[Any]] = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            found.append(_values(column))
+        except (ValueError, OverflowError, NotImplementedError) as error:
+            raise ConfigError(
+                f"column {name!r} of type {column.type} has a value that Python can't hold ({error}); "
+                f"cast it in the query, as by cast({name} AS string)"
+            ) from error
+    return found
 
 
 def _values(column: Any) -> list[Any]:
@@ -57,57 +287,150 @@ def _values(column: Any) -> list[Any]:
     plain = types.is_integer(kind) or types.is_float64(kind) or types.is_boolean(kind)
     if (plain and column.null_count == 0) or types.is_string(kind) or types.is_large_string(kind):
         return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
+    if types.is_nested(kind) and _has_map(kind):
+        try:
+            return cast("list[Any]", column.to_pylist(maps_as_pydicts="strict"))
+        except TypeError:  # keys that are structs or arrays; a dict has none, so they stay pairs
+            return cast("list[Any]", column.to_pylist())
     return cast("list[Any]", column.to_pylist())
 
 
-def _dicts(batch: Any) -> list[Any]:
+def _tuples(batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG001 - as all of them
+    return list(zip(*columns(batch), strict=True)) if batch.num_columns else [()] * batch.num_rows
+
+
+def _dicts(batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG001 - as all of them
     names = batch.schema.names
+    if not names:
+        return [{} for _ in range(batch.num_rows)]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns(batch), strict=True)]
 
 
-def _fields(kind: type) -> list[tuple[str, bool, bool]] | None:
-    """Name, whether it has a default, and whether it is given by name only, of each field of a struct type."""
-    if not (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(cast("object", kind))):
-        return None
+# --- typed rows
+
+
+class _Field(NamedTuple):
+    """A field of a struct type.
+
+    Attributes:
+        name: its name in Python.
+        column: the column's name, where the type says another one.
+        type: what it takes.
+        optional: whether it has a default.
+        by_name: whether it is given by name only.
+    """
+
+    name: str
+    column: str
+    type: Any
+    optional: bool
+    by_name: bool
+
+
+def _is_struct(kind: type) -> bool:
+    return issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(cast("object", kind))
+
+
+def _fields(kind: type) -> list[_Field]:
+    hints = get_type_hints(kind, include_extras=True)
+    columns = dict.fromkeys(hints, "")
+    if issubclass(kind, msgspec.Struct):
+        columns = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     found = inspect.signature(cast("Callable[..., Any]", kind)).parameters.values()
-    return [(each.name, each.default is not each.empty, each.kind is each.KEYWORD_ONLY) for each in found]
+    return [
+        _Field(
+            each.name,
+            columns.get(each.name) or each.name,
+            hints.get(each.name, Any),
+            each.default is not each.empty,
+            each.kind is each.KEYWORD_ONLY,
+        )
+        for each in found
+    ]
 
 
 class _Structs:
-    """Makes structs of rows: the columns are found by the fields' names, and the first row is checked by its types."""
+    """Makes structs of rows: columns are found by the fields' names, and values become what the fields ask for."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
-        self.fields = _fields(kind) or []
-        self._checked: Any = None
+        self.fields = _fields(kind)
 
-    def __call__(self, batch: Any) -> list[Any]:
+    def items(self, batch: Any, refuse: Any) -> list[Any]:
         names = batch.schema.names
-        missing = [name for name, optional, _ in self.fields if name not in names and not optional]
+        found = {each.name: each.column if each.column in names else each.name for each in self.fields}
+        missing = [each.name for each in self.fields if found[each.name] not in names and not each.optional]
         if missing:
             raise ConfigError(
                 f"rows={self.kind.__qualname__} has a field {missing[0]!r}, and the DataFrame has only the columns "
                 f"{names}; add the column, or give the field a default"
             )
-        fields = [field for field in self.fields if field[0] in names]
-        values = columns(batch.select([name for name, _, _ in fields]))
-        if batch.num_rows and self._checked != batch.schema:
-            self._check({name: column[0] for (name, _, _), column in zip(fields, values, strict=True)})
-            self._checked = batch.schema
-        return list(self._make([name for name, _, _ in fields], values))
+        fields = [each for each in self.fields if found[each.name] in names]
+        chosen = batch.select([found[each.name] for each in fields])
+        if not fields:
+            return [self.kind() for _ in range(batch.num_rows)]
+        values = columns(chosen)
+        try:
+            typed = [
+                _typed(each, column, arrow) for each, column, arrow in zip(fields, values, chosen.columns, strict=True)
+            ]
+        except _MisfitError as error:
+            if refuse is None:
+                raise ConfigError(
+                    f"rows={self.kind.__qualname__} does not fit the DataFrame: column {error.column!r}: {error}; "
+                    "cast the column, change the field, or give on_bad_row='dead_letter'"
+                ) from None
+            typed = self._good(fields, values, refuse)
+        return list(self._make([each.name for each in fields], typed))
+
+    def _good(self, fields: Sequence[_Field], values: Sequence[list[Any]], refuse: Any) -> list[list[Any]]:
+        """The columns of the rows that fit; the others are refused, each with its reason."""
+        kept: list[list[Any]] = [[] for _ in fields]
+        for row in zip(*values, strict=True):
+            try:
+                made = [_typed(each, [value], None)[0] for each, value in zip(fields, row, strict=True)]
+            except _MisfitError as error:
+                plain = dict(zip([each.name for each in fields], row, strict=True))
+                refuse(plain, f"column {error.column!r}: {error}")
+                continue
+            for column, value in zip(kept, made, strict=True):
+                column.append(value)
+        return kept
 
     def _make(self, names: Sequence[str], values: Sequence[list[Any]]) -> Iterator[Any]:
-        leading = [name for name, _, by_name in self.fields[: len(names)] if not by_name]
+        leading = [each.name for each in self.fields[: len(names)] if not each.by_name]
         if list(names) == leading:
             return map(self.kind, *values)
         make: Callable[..., Any] = self.kind
         return (make(**dict(zip(names, row, strict=True))) for row in zip(*values, strict=True))
 
-    def _check(self, row: dict[str, Any]) -> None:
-        try:
-            msgspec.convert(row, self.kind)
-        except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"rows={self.kind.__qualname__} does not fit the DataFrame: {error}; "
-                "cast the column, or change the field"
-            ) from None
+
+class _MisfitError(Exception):
+    """A value is not what a field takes."""
+
+    def __init__(self, column: str, reason: str) -> None:
+        super().__init__(reason)
+        self.column = column
+
+
+def _typed(field: _Field, values: list[Any], column: Any) -> list[Any]:
+    """A column's values as the field takes them; as they are where their Arrow type says that they fit."""
+    if field.type is Any or (column is not None and column.null_count == 0 and _fits(field.type, column.type)):
+        return values
+    try:
+        return msgspec.convert(values, list[field.type])  # type: ignore[name-defined]
+    except msgspec.ValidationError as error:
+        raise _MisfitError(field.column, str(error)) from None
+    except TypeError:  # a type that msgspec does not know: the values are given as they are
+        return values
+
+
+def _fits(kind: Any, arrow: Any) -> bool:
+    types = need("pyarrow").types
+    checks = {
+        int: types.is_integer,
+        float: types.is_float64,
+        bool: types.is_boolean,
+        str: lambda found: types.is_string(found) or types.is_large_string(found),
+    }
+    return kind in checks and bool(checks[kind](arrow))

@@ -207,7 +207,7 @@ def test_a_stream_stopped_amid_a_write_leaves_nothing_of_the_batch(source, tmp_p
         ({"sink": "spark_sinks:neither"}, "neither a sink nor a handler"),
         ({"sink": "spark_sinks:no_op_factory", "rows": "list"}, "rows='list'"),
         ({"sink": "spark_sinks:no_op_factory", "queue.size": "1"}, "queue.size.*unknown"),
-        ({"sink": "spark_sinks:no_op_factory", "queue.max_batch": "many"}, "queue.max_batch='many' is no number"),
+        ({"sink": "spark_sinks:no_op_factory", "queue.max_batch": "many"}, "queue.max_batch='many' is not a number"),
         ({"sink": "spark_sinks:no_op_factory", "queue.max_batch": "0"}, "max_batch=0"),
         ({"sink": "spark_sinks:no_op_factory", "queue.workers": "0"}, "0"),
         ({"sink": "spark_sinks:no_op_factory", "rows_in_flight": "2"}, "rows_in_flight=2"),
@@ -284,6 +284,7 @@ def test_the_batch_writer_commits_and_aborts(tmp_path):
     part = worker(writer.options).write(Attempt(writer.key, 0, "a"), record_batches(3))
     writer.abort([data_source.PartWritten(part)])
     assert lines(tmp_path / "out") == []
+    writer = BatchQueueDataSource({"sink": "jsonl", "path": str(tmp_path / "out")}).writer(None, False)
     part = worker(writer.options).write(Attempt(writer.key, 0, "b"), record_batches(3))
     writer.commit([data_source.PartWritten(part)])
     assert lines(tmp_path / "out") == [0, 1, 2, 3]

@@ -171,7 +171,7 @@ def test_what_an_exporter_sends_is_not_staged(tmp_path):
     ("options", "message"),
     [
         ({"export.size": "1"}, r"export\.size.*is unknown; there are export\.path"),
-        ({"export.max_records": "many"}, r"export\.max_records='many' is no number"),
+        ({"export.max_records": "many"}, r"export\.max_records='many' is not a number"),
         ({"export.overflow": "never"}, "overflow='never'"),
         ({"export.retry.initial": "-1"}, "initial"),
         ({"export.workers": "0"}, "0"),

@@ -1,0 +1,156 @@
+"""Rows that can't be delivered, ever: on their way to the dead letters, so that the rest of their batch goes on."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from batchqueue_async._support import log
+from batchqueue_async.errors import ConfigError
+from batchqueue_async.sinks._shared.records import is_table
+from batchqueue_async.sinks.base import Sink
+from batchqueue_async.sinks.jsonl import JsonLinesSink
+from batchqueue_async.spark.record_keys import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST = 10_000
+
+
+class DeadLetters:
+    """Where bad rows go: a sink, opened with the first of them.
+
+    Each is a record of four fields: `sink`, `batch`, `reason` and `row`.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self._opened = False
+
+    async def send(self, records: list[dict[str, Any]]) -> None:
+        """Keep bad rows; durable when this returns, as far as the sink is."""
+        if not self._opened:
+            await self.sink.open()
+            self._opened = True
+        await self.sink.send(records)
+
+    async def close(self) -> None:
+        """Close the sink."""
+        if self._opened:
+            self._opened = False
+            await self.sink.close()
+
+
+def dead_letters_at(owner: str, on_bad_row: str, target: object) -> DeadLetters | None:
+    """Where bad rows go; None: they fail their batch."""
+    if on_bad_row not in {"fail", "dead_letter"}:
+        raise ConfigError(f"{owner}: on_bad_row={on_bad_row!r} is unknown; choose 'fail' or 'dead_letter'")
+    if (on_bad_row == "dead_letter") != (target is not None):
+        raise ConfigError(
+            f"{owner}: on_bad_row={on_bad_row!r} does not go with "
+            f"dead_letters={'a target' if target is not None else None}; give on_bad_row='dead_letter' and "
+            "dead_letters='bad.jsonl' (or a sink), or neither"
+        )
+    if target is None:
+        return None
+    if isinstance(target, str | os.PathLike):
+        return DeadLetters(JsonLinesSink(target))
+    if not isinstance(target, Sink):
+        raise ConfigError(
+            f"{owner}: dead_letters of type {type(target).__qualname__} is neither a path nor a sink; give one"
+        )
+    return DeadLetters(target)
+
+
+class BadRows:
+    """The bad rows of one batch, through all attempts at it.
+
+    Attributes:
+        count: how many are in the dead letters.
+    """
+
+    def __init__(self, sink: str, batch: str, letters: DeadLetters) -> None:
+        self.count = 0
+        self._sink = sink
+        self._batch = batch
+        self._letters = letters
+        self._waiting: list[dict[str, Any]] = []
+        self._known: dict[bytes, str] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are so many that it is not the rows that are wrong."""
+        return len(self._known) >= _MOST
+
+    def begin_attempt(self) -> None:
+        """All rows of the batch come once more; what was found bad by the sink is known when it comes."""
+        self._waiting.clear()
+
+    def add(self, rows: Sequence[Any], reason: str, *, in_transaction: bool) -> None:
+        """Note rows; those of a transaction are only known from now on, since they come again in its next attempt."""
+        for each in plain_rows(rows):
+            if in_transaction:
+                self._known[digest(each)] = reason
+            else:
+                self._keep(each, reason)
+
+    def refuse(self, values: dict[str, Any], reason: str) -> None:
+        """Note a row that is not what its type asks for."""
+        self._keep(values, reason)
+
+    def without(self, rows: list[Any]) -> list[Any]:
+        """The rows but for those that are known to be bad; these are kept for the dead letters."""
+        if not self._known:
+            return rows
+        return [left for each in rows for left in self._good(each)]
+
+    def _good(self, record: Any) -> list[Any]:
+        if not is_table(record):
+            reason = self._known.get(digest(record))
+            if reason is None:
+                return [record]
+            self._keep(record, reason)
+            return []
+        reasons = [self._known.get(digest(each)) for each in record.to_pylist()]
+        if not any(reasons):
+            return [record]
+        for place, reason in enumerate(reasons):
+            if reason is not None:
+                self._keep(record.slice(place, 1).to_pylist()[0], reason)
+        left = record.take([place for place, reason in enumerate(reasons) if reason is None])
+        return [left] if left.num_rows else []
+
+    def _keep(self, record: Any, reason: str) -> None:
+        row = msgspec.to_builtins(record, enc_hook=repr, builtin_types=(), str_keys=True)
+        self._waiting.append({"sink": self._sink, "batch": self._batch, "reason": reason, "row": row})
+
+    async def bury(self) -> None:
+        """Give the bad rows to the dead letters, before the rest of the batch is committed."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            await self._letters.send(waiting)
+            self.count += len(waiting)
+            log.warning("spark_rows_dead", sink=self._sink, batch=self._batch, rows=len(waiting))
+
+
+def plain_rows(rows: Sequence[Any]) -> list[Any]:
+    """Rows, with those of Arrow record batches one by one."""
+    return [row for each in rows for row in (each.to_pylist() if is_table(each) else [each])]
+
+
+def halves(rows: list[Any]) -> list[list[Any]]:
+    """Rows in two parts; in one, where there is one row.
+
+    Example:
+        >>> halves([1, 2, 3]), halves([1])
+        ([[1], [2, 3]], [[1]])
+    """
+    if len(rows) > 1:
+        return [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    if rows and is_table(rows[0]) and rows[0].num_rows > 1:
+        middle = rows[0].num_rows // 2
+        return [[rows[0].slice(0, middle)], [rows[0].slice(middle)]]
+    return [rows]
