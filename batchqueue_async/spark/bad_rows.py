@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -57,7 +57,7 @@ def dead_letters_at(owner: str, on_bad_row: str, target: object) -> DeadLetters 
     if target is None:
         return None
     if isinstance(target, str | os.PathLike):
-        return DeadLetters(JsonLinesSink(target))
+        return DeadLetters(JsonLinesSink(os.fspath(cast("str", target))))
     if not isinstance(target, Sink):
         raise ConfigError(
             f"{owner}: dead_letters of type {type(target).__qualname__} is neither a path nor a sink; give one"

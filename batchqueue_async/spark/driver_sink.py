@@ -7,6 +7,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from batchqueue_async._support import log
@@ -15,7 +16,7 @@ from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeliveryError, QueueClosedError, RetryableError
 from batchqueue_async.sinks.base import BatchKey, Sink
 from batchqueue_async.sinks.sqlite.sink import SqliteSink
-from batchqueue_async.spark.bad_rows import BadRows, dead_letters_at
+from batchqueue_async.spark.bad_rows import BadRows, DeadLetters, dead_letters_at
 from batchqueue_async.spark.collect import COLLECT_BYTES, Collector
 from batchqueue_async.spark.exporting import route_to
 from batchqueue_async.spark.feed import Feeder
@@ -58,7 +59,7 @@ from batchqueue_async.spark.write_place import Place, places
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from batchqueue_async.bridge.sync_bridge import SyncBridge
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from batchqueue_async.export.policies import RetryPolicy
     from batchqueue_async.queue.stats import QueueStats
     from batchqueue_async.spark.feed import Fed
+    from batchqueue_async.spark.record_keys import KeyBy
     from batchqueue_async.spark.rows import NonFinite, Rows
 
 _ITEM_TYPES: dict[object, type] = {"dict": dict, "tuple": tuple}
@@ -100,6 +102,23 @@ class DriverStats:
     seconds: float = 0.0
     path: str = ""
     queue: QueueStats | None = None
+
+
+class _AtExit:
+    """What a sink leaves open when nobody closes it; without the sink, which may be gone by the end."""
+
+    def __init__(self, route: Route, letters: DeadLetters | None, turn: threading.Lock) -> None:
+        self._route = route
+        self._letters = letters
+        self._turn = turn
+
+    def is_busy(self) -> bool:
+        return self._turn.locked()
+
+    async def close(self) -> None:
+        await self._route.close()
+        if self._letters is not None:
+            await self._letters.close()
 
 
 class DriverSink:
@@ -182,7 +201,7 @@ class DriverSink:
         base = config or QueueConfig[Any]()
         if base.consumer is not None:
             raise ConfigError(f"{owner}: config.consumer is given; give it as DriverSink(..., consumer=)")
-        self._key_by = check_key_by(owner, key)
+        self._key_by: KeyBy = check_key_by(owner, key)
         if self._key_by == "position" and self._kind is None:  # with handlers, a type's calls never overlap
             check_order(owner, self._target, base)
         self._config = base
@@ -209,13 +228,14 @@ class DriverSink:
         self._sizes = self._make_sizes()
         self._chunk: type[Chunk] = Chunk if self._kind is None else chunk_of(self._item_type)
         self._converter = Converter(self.rows, target=self._target, non_finite=self._non_finite)
-        self._convert: Any = self._converter
+        self._convert: Callable[..., list[Any]] = self._converter
         self._route: Route = route_to(self._target)
         self._queue: SyncQueue[Any]
         self._ledger: Ledger
         self._notes: Notes
         self._collector = Collector(self.name, self._collect_bytes)
         self._claimed: set[WriteSource] = set()
+        self._at_exit = _AtExit(self._route, self._letters, self._turn)
         self._last: MicroBatch | None = None
         self._jobs = 0
         self._job_source = f"job-{uuid.uuid4().hex}"
@@ -375,11 +395,11 @@ class DriverSink:
             if batch.repeated and source is not None and batch.key is not None:
                 host.bridge().call(check_repetition, self._owner, self._notes, source, batch.key)
 
-        convert, before = self._convert, self._converter.non_finite
+        before = self._converter.non_finite
+        convert = self._convert
         if bad is not None:
             bad.begin_attempt()
-            refuse = bad.refuse
-            convert = lambda found: self._convert(found, refuse)  # noqa: E731 - one line of a condition
+            convert = partial(self._convert, refuse=bad.refuse)
         ordered = self._route.keyed and self._key_by == "position"
         found = self._collector.batches(frame, ordered=ordered)
         fed = Feeder(self._queue, host.bridge(), self._sizes, self._chunk).feed(batch, found, convert, check)
@@ -439,20 +459,26 @@ class DriverSink:
         bridge = host.bridge()
         if self._process_bridge is bridge:
             self._end_last()
+            bridge.call(self._route.open)
             return
         self._last = None
         self._ledger = ledger_at(self._ledger_path)
         self._notes = TransactionNotes(self._route) if self._route.transactional else LedgerNotes(self._ledger)
-        bridge.call(self._route.open)
         if self._kind is None:
             self._queue = host.free_queue(self.name, replace(self._sizes.queue, consumer=handle_chunks))
         else:
             self._queue = host.shared_queue(self.name, self._sizes.queue, self._item_type, self)
             self._queue.add_handler(self._chunk, handle_chunks)
+        try:
+            bridge.call(self._route.open)
+        except BaseException:
+            self._leave_queue()
+            raise
         self._process_bridge = bridge
-        host.close_at_exit(self._route)
-        if self._letters is not None:
-            host.close_at_exit(self._letters)
+        host.close_at_exit(self._at_exit)
+
+    def _leave_queue(self) -> None:
+        host.leave_queue(self._queue.name, None if self._kind is None else self._item_type)
 
     def stats(self) -> DriverStats:
         """What was done so far; may be asked from any thread, while a batch is under way too."""
@@ -464,15 +490,14 @@ class DriverSink:
         """Close the sink, and the queue unless others share it; a later call starts anew."""
         with self._turn:
             bridge, self._process_bridge = self._process_bridge, None
-            host.closed(self._route)
+            host.closed(self._at_exit)
             if bridge is None:
                 return
             if bridge is host.bridge():
                 self._end_last()
-                host.leave_queue(self._queue.name, None if self._kind is None else self._item_type)
+                self._leave_queue()
             host.bridge().call(self._route.close)
             if self._letters is not None:
-                host.closed(self._letters)
                 host.bridge().call(self._letters.close)
 
     def __enter__(self) -> Self:

@@ -365,8 +365,9 @@ class MicroBatch:
     async def _in_time(self, call: Callable[[], Awaitable[R]]) -> R:
         """The call's result, within `handler_timeout`: of one attempt, not of all of them and the waits between."""
         seconds = self._retries.patience.timeout
+        limit = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with limit:
                 return await call()
         except TimeoutError as error:
             if not limit.expired():

@@ -30,6 +30,10 @@ _EXIT = 60.0
 class Closable(Protocol):
     """What is closed at the exit of the program, if nobody did it before."""
 
+    def is_busy(self) -> bool:
+        """Whether another thread still uses it."""
+        ...
+
     async def close(self) -> None:
         """Give everything back."""
         ...
@@ -118,12 +122,13 @@ class Host:
         """Nothing is left to do for it at the exit."""
         self._open.pop(thing, None)
 
-    def close_all(self) -> None:
-        """Close what is still open."""
+    def close_idle(self) -> None:
+        """Close what is still open and not in use: as the main thread ends, and when its last users have ended."""
         bridge = self._bridge
         if bridge is None or not _is_usable(bridge):
             return
-        for each in list(self._open):
+        for each in [each for each in self._open if not each.is_busy()]:
+            self.closed(each)
             try:
                 bridge.call(each.close, timeout=_EXIT)
             except Exception as error:  # noqa: BLE001 - the program ends: the others shall be closed too
@@ -144,8 +149,10 @@ def _is_usable(bridge: SyncBridge) -> bool:
 host = Host()
 """That of this process."""
 
-# Registered after the bridge's own hook, so that it runs before the loops end.
-atexit.register(host.close_all)
+# Once as the main thread ends, because the pools of `concurrent.futures`, which sinks have, take no more work after
+# that; and once before the loops end, for what other threads used until then.
+getattr(threading, "_register_atexit", atexit.register)(host.close_idle)
+atexit.register(host.close_idle)
 
 
 def bridge() -> SyncBridge:

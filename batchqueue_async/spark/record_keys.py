@@ -8,7 +8,7 @@ several of them; they are the same, so that it does not matter which is which.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
@@ -34,12 +34,14 @@ def check_key_by(owner: str, key: object) -> KeyBy:
         >>> check_key_by("sink", None), check_key_by("sink", ["id"])
         ('content', ('id',))
     """
-    if key is None:
+    if key is None or key == "content":
         return "content"
-    if key == "content" or key == "position":  # noqa: PLR1714 - narrows the type
-        return key
-    if isinstance(key, list | tuple) and key and all(isinstance(each, str) for each in key):
-        return tuple(key)
+    if key == "position":
+        return "position"
+    if isinstance(key, list | tuple) and key:
+        names = cast("Sequence[object]", key)
+        if all(isinstance(each, str) for each in names):
+            return tuple(map(str, names))
     raise ConfigError(
         f"{owner}: key={key!r} is not a list of columns; give key=['id'], None for the content of each row, or "
         "'position' where the query sorts its rows"

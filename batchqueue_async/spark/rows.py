@@ -107,7 +107,7 @@ class Converter:
         check_rows(rows)
         self.rows = rows
         self.non_finite = 0
-        self._rule = non_finite
+        self._rule: NonFinite = non_finite
         self._target = target
         self._make = self._maker(rows)
         self._checked: Any = None
@@ -427,10 +427,10 @@ def _typed(field: _Field, values: list[Any], column: Any) -> list[Any]:
 
 def _fits(kind: Any, arrow: Any) -> bool:
     types = need("pyarrow").types
-    checks = {
+    checks: dict[Any, Any] = {
         int: types.is_integer,
         float: types.is_float64,
         bool: types.is_boolean,
-        str: lambda found: types.is_string(found) or types.is_large_string(found),
+        str: lambda found: types.is_string(found) or types.is_large_string(found),  # pyright: ignore[reportUnknownLambdaType]
     }
     return kind in checks and bool(checks[kind](arrow))
