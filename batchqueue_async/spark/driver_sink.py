@@ -15,7 +15,6 @@ from batchqueue_async._support.checks import HandlerRule, require
 from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeliveryError, QueueClosedError, RetryableError
 from batchqueue_async.sinks.base import BatchKey, Sink
-from batchqueue_async.sinks.sqlite.sink import SqliteSink
 from batchqueue_async.spark.bad_rows import BadRows, DeadLetters, dead_letters_at
 from batchqueue_async.spark.collect import COLLECT_BYTES, Collector
 from batchqueue_async.spark.exporting import route_to
@@ -34,7 +33,6 @@ from batchqueue_async.spark.micro_batch import (
 )
 from batchqueue_async.spark.process_bridge import Sizes, host
 from batchqueue_async.spark.record_keys import RecordKeys, check_key_by
-from batchqueue_async.spark.requirements import need
 from batchqueue_async.spark.route import Route, check_order
 from batchqueue_async.spark.rows import (
     Converter,
@@ -340,7 +338,7 @@ class DriverSink:
                 rows = sum(batch.num_rows for batch in self._collector.batches(frame, ordered=False))
                 self._skipped(run, key, rows, started)
                 return
-            rows, fresh = self._deliver(frame, run, noted, key, repeatable=repeatable)
+            rows, fresh = self._deliver(frame, run, noted, key)
         except BaseException:
             self._stats = replace(self._stats, failed=self._stats.failed + 1)
             raise
@@ -362,9 +360,7 @@ class DriverSink:
         call(check_repetition, self._owner, self._notes, source, key)
         return True
 
-    def _deliver(
-        self, frame: Any, run: QueryRun, source: WriteSource | None, key: BatchKey | None, *, repeatable: bool
-    ) -> tuple[int, bool]:
+    def _deliver(self, frame: Any, run: QueryRun, source: WriteSource | None, key: BatchKey | None) -> tuple[int, bool]:
         """Take all rows through the queue; how many there were, and whether they were not in before."""
         what = f"{self._owner}: batch {key}"
         retries = Retries(Patience(self._retry, run.is_stopped, self._config.handler_timeout))
@@ -375,8 +371,6 @@ class DriverSink:
             batch = self._last = MicroBatch(what, self._route, key, keys=keys, retries=retries, bad=bad)
             try:
                 fed = self._feed(frame, batch, source, bad)
-                if not fed.rows and not repeatable:
-                    self._send_columns(frame, batch)
                 fresh = host.bridge().call(batch.commit)
             except BaseException as error:
                 self._end_last()
@@ -408,19 +402,6 @@ class DriverSink:
                 "spark_values_not_finite", sink=self.name, batch=batch.what, nulls=self._converter.non_finite - before
             )
         return fed
-
-    def _send_columns(self, frame: Any, batch: MicroBatch) -> None:
-        """Let a batch job without rows make its table."""
-        schema = getattr(frame, "schema", None)
-        if type(self._target) is not SqliteSink or not isinstance(self.rows, str) or schema is None or not schema.names:
-            return
-        arrow, types = need("pyarrow"), need("pyspark.sql.pandas.types")
-        empty = types.to_arrow_schema(schema, timezone="UTC").empty_table()
-        host.bridge().call(batch.prepare)
-        self._queue.produce(self._chunk(batch, arrow.Table.to_batches(empty) or [_no_rows(empty)]))
-        self._queue.flush()
-        if batch.failure is not None:
-            raise batch.failure
 
     def _again(self, what: str, batch: MicroBatch, error: Exception, retries: Retries) -> bool:
         """Whether to take all rows once more, after a wait."""
@@ -519,9 +500,3 @@ class DriverSink:
 
     def __repr__(self) -> str:
         return f"<DriverSink {self.name!r}, rows={getattr(self.rows, '__qualname__', self.rows)!r}>"
-
-
-def _no_rows(table: Any) -> Any:
-    """A record batch without rows, with the columns of a table."""
-    arrow = need("pyarrow")
-    return arrow.RecordBatch.from_arrays([arrow.array([], each.type) for each in table.schema], schema=table.schema)

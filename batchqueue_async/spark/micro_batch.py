@@ -290,7 +290,8 @@ class MicroBatch:
 
     async def _in_transaction(self, transaction: Transaction, rows: list[Any]) -> None:
         try:
-            self._check(rows, await self._in_time(lambda: transaction.send(rows)))
+            if self._check(rows, await self._in_time(lambda: transaction.send(rows))):
+                raise PermanentError("the sink rejected record batches")  # noqa: TRY301 - to be taken apart like those
         except (PermanentError, TooLargeError) as error:
             if self._bad is None or self._bad.is_full:
                 raise
@@ -323,7 +324,7 @@ class MicroBatch:
 
     async def _send(self, rows: list[Any], keys: list[str] | None) -> None:
         try:
-            self._check(rows, await self._persistently(lambda: self._in_time(lambda: self._route.send(rows, keys))))
+            result = await self._persistently(lambda: self._in_time(lambda: self._route.send(rows, keys)))
         except (PermanentError, TooLargeError) as error:
             if self._bad is None or not self._route.isolates:
                 raise
@@ -335,16 +336,27 @@ class MicroBatch:
                 whole = len(part) if len(rows) > 1 else 0  # parts of one record batch share its key
                 await self._send(part, None if keys is None else keys[at : at + whole] or keys)
                 at += whole
-
-    def _check(self, rows: list[Any], result: SendResult | None) -> None:
-        """See to the records that the destination did not take: they are bad rows, or fail the batch."""
-        if result is None or not result.rejected:
             return
+        for place in self._check(rows, result):
+            for part in halves([rows[place]]):
+                await self._send(part, None if keys is None else [keys[place]])
+
+    def _check(self, rows: list[Any], result: SendResult | None) -> list[int]:
+        """See to the records that the destination did not take: they are bad rows, or fail the batch.
+
+        Returns:
+            The places of those that are record batches, of which not all rows need be bad.
+        """
+        if result is None or not result.rejected:
+            return []
         if self._bad is None:
             first = next(iter(result.rejected.values()))
             raise PermanentError(f"the sink rejected {len(result.rejected)} records; the first: {first}") from first
+        several = [place for place in result.rejected if len(halves([rows[place]])) > 1]
         for place, reason in result.rejected.items():
-            self._note_bad([rows[place]], reason)
+            if place not in several:
+                self._note_bad([rows[place]], reason)
+        return several
 
     def _note_bad(self, rows: list[Any], error: Exception) -> None:
         if self._bad is not None:

@@ -22,7 +22,7 @@ from pyspark.sql import functions
 
 import batchqueue_async as bq
 from batchqueue_async.export import RetryPolicy
-from batchqueue_async.sinks.base import Attempt, BatchKey
+from batchqueue_async.sinks.base import Attempt, BatchKey, SendResult
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.memory import MemorySink
 from batchqueue_async.sinks.sqlite import SqliteSink
@@ -795,12 +795,6 @@ def test_s_types_nan_and_infinity_follow_a_rule(spark, tmp_path, logs):
         take(frame, non_finite="fail")
 
 
-def test_s_types_an_empty_job_makes_its_table(spark, tmp_path):
-    with DriverSink("empty", sink=SqliteSink(tmp_path / "out.db")) as sink:
-        sink(spark.range(0).selectExpr("id AS v", "'x' AS name"))
-    assert select(tmp_path / "out.db", "SELECT name FROM pragma_table_info('rows')") == ["v", "name"]
-
-
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_s_types_results_that_change_are_not_appended(spark, tmp_path, mode):
     counted = files(spark, tmp_path / "in", 2, 10).groupBy("v").count()
@@ -865,6 +859,27 @@ def test_s_bad_rows_of_other_destinations(spark, kind):
         assert sink.stats().dead_rows == 1
     assert sorted(taken) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert [(each["row"], each["reason"]) for each in letters.records] == [({"v": 5}, "not five")]
+
+
+def test_s_bad_rows_of_record_batches_that_a_sink_rejects_are_single_rows(spark):
+    taken, letters = [], MemorySink()
+
+    class Choosy(Destination):
+        async def send(self, batch):
+            rejected = {}
+            for place, each in enumerate(batch):
+                values = each["v"].to_pylist()
+                if 5 in values:
+                    rejected[place] = bq.PermanentError("not five")
+                else:
+                    taken.extend(values)
+            return SendResult(rejected=rejected)
+
+    options = {"on_bad_row": "dead_letter", "dead_letters": letters}
+    with DriverSink("choosy", sink=Choosy(), rows="batch", **options) as sink:
+        sink(spark.range(0, 10, 1, 1).selectExpr("id AS v"))
+    assert sorted(taken) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert [each["row"] for each in letters.records] == [{"v": 5}]
 
 
 def test_s_bad_rows_that_do_not_fit_their_type(spark):
