@@ -130,8 +130,9 @@ OUTAGE ?= 60
 
 .PHONY: chaos-export
 chaos-export: $(STAMP) ## an outage of OUTAGE (60) seconds for the exporter and each network sink, and CHAOS=100 kills
-	BATCHQUEUE_OUTAGE=$(OUTAGE) BATCHQUEUE_EXPORT_KILLS=$(or $(CHAOS),100) $(BIN)/pytest -o timeout=7200 \
-		-k "outage or Outage or Killed or kills" tests/export tests/sinks
+	BATCHQUEUE_OUTAGE=$(OUTAGE) BATCHQUEUE_EXPORT_KILLS=$(or $(CHAOS),100) BATCHQUEUE_EXPORT_SEEDS=3000 \
+		$(BIN)/pytest -o timeout=7200 \
+		-k "outage or Outage or Killed or kills or histories" tests/export tests/sinks
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## FUZZ=60 seconds of random bytes for the record parser; with coverage where atheris is installed

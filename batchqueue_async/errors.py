@@ -161,7 +161,14 @@ class DeliveryError(BatchQueueError):
 
 
 class QueueFullError(BatchQueueError):
-    """A queue's bound leaves no room, and its rule for that is to refuse: nothing of the call was put."""
+    """A queue's bound leaves no room, and its rule for that is to refuse.
+
+    Attributes:
+        accepted: how many records of the call, the first ones, were put all the same; 0 but for calls that are larger
+            than the whole queue.
+    """
+
+    accepted: int = 0
 
 
 class DurableQueueError(BatchQueueError):

@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **{f"sinks.{name}": (*_BASE, "sinks", "sinks._shared") for name in ("sqlite", "postgres", "kafka", "http", "grpc")},
     "sinks.otlp": (*_BASE, "sinks", "sinks._shared", "sinks.grpc", "sinks.http"),
     "export.control": (*_BASE, "policies", "export"),
-    "export.send_queue": (*_BASE, "durable", "durable.state", "durable.read", "durable.disk", "leases", "export"),
+    "export.send_queue": (*_BASE, "durable", "durable.disk", "leases", "export"),
     "export.delivery": (
         *_CORE,
         "queue",
@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "export.send_queue",
         "export.delivery",
     ),
-    "testing": (*_CORE, "fault_proxy", "queue"),
+    "testing": (*_CORE, "fault_proxy", "queue", "sinks"),
     "spark": (
         *_CORE,
         "queue",

@@ -85,6 +85,9 @@ NAMES = [
     "RetryPolicy",
     "SplitPolicy",
     "PreparingSink",
+    "RatePolicy",
+    "FanOut",
+    "Router",
     "SinkNeeds",
     "ThrottledError",
 ]

@@ -42,7 +42,7 @@ from batchqueue_async.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from batchqueue_async.durable.dead_letters import DeadLetter
     from batchqueue_async.durable.disk.recovery import RecoveryReport
@@ -562,6 +562,48 @@ class DurableQueue:
             if entry.unsettled
         ]
         return min(found, default=None)
+
+    # What an owner that looks often asks, without a snapshot of everything
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next record."""
+        return self._state.next_seq
+
+    @property
+    def records(self) -> int:
+        """Records that are not settled."""
+        return self._state.records
+
+    @property
+    def leased(self) -> int:
+        """Those of them that are leased."""
+        return self._state.leased
+
+    @property
+    def size(self) -> int:
+        """The bytes of everything in the directory."""
+        return self._state.disk_bytes + self._state.extra_bytes
+
+    @property
+    def next_due(self) -> float | None:
+        """The loop's time at which the next delayed record is ready."""
+        delayed = self._state.delayed
+        return delayed[0][0] if delayed else None
+
+    @property
+    def record_limit(self) -> int:
+        """The bytes of the largest record that can be put."""
+        return self._limit
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Records dropped, by reason."""
+        return self._state.counters.dropped
+
+    def now_ns(self) -> int:
+        """The time on the clock of `Record.enqueued_at`, in nanoseconds."""
+        return self._now_ns()
 
     def stats(self) -> DurableStats:
         """A snapshot of every count."""

@@ -32,13 +32,14 @@ from batchqueue_async.export.policies import (
     BatchPolicy,
     BreakerPolicy,
     FailoverPolicy,
+    RatePolicy,
     RetryPolicy,
     SplitPolicy,
 )
 from batchqueue_async.export.sizing import memory_share
 from batchqueue_async.policies import MOST_WORKERS, OVERFLOWS, Overflow, WorkerPolicy, available_cpus
 
-Ordering = Literal["any", "key"]
+Ordering = Literal["any", "key", "order"]
 DeadLetterHandler = Callable[[Sequence[Any], str], object]
 """Called with records that are given up and with the reason."""
 
@@ -52,6 +53,7 @@ _DURABLE = DurableConfig()
 _BATCH = BatchPolicy()
 _RETRY = RetryPolicy()
 _BREAKER = BreakerPolicy()
+_RATE = RatePolicy()
 _WORKERS = WorkerPolicy.cpu_cores(2)
 
 
@@ -65,30 +67,34 @@ class ExportConfig:
         durable: how the durable send queue behaves, but for `max_records`, `max_bytes`, `overflow`, `block_timeout` and
             the order, which are said here.
         max_records: records in the send queue, those under way included; None sets no limit.
-        max_bytes: their bytes, in memory with 64 more for each record; on disk, everything in the directory. None is
-            `durable.max_bytes`, or else 1 GiB on disk and 256 MiB in memory.
-        overflow: what happens at these limits: `drop_oldest` (never what is under way), `drop_newest` (what comes in;
-            `consume` returns, the drop is counted), `block` or `reject` (`consume` raises `QueueFullError`).
+        max_bytes: their bytes: in memory what Python takes for them, and 64 more for each record; on disk, everything
+            in the directory. None is `durable.max_bytes`, or else 1 GiB on disk and 256 MiB in memory.
+        overflow: what happens at these limits: `drop_oldest` (never what is under way; where that fills the queue, what
+            comes in), `drop_newest` (what comes in; `consume` returns, the drop is counted), `block` (`consume` waits)
+            or `reject` (it raises `QueueFullError`).
         block_timeout: seconds after which `block` rejects; None waits.
         batch: what a batch is made of.
         retry: when a failed batch is sent again.
         breaker: when sending stops.
+        rate: how fast sends may follow each other.
         workers: how many batches are under way at once, if the sink's sends may overlap.
         sends_per_worker: sends that each worker has under way at most.
         max_sends: sends under way over all; when None 8 per core, and not below what `workers` asks for.
         adaptive: lets the number of workers follow the destination; `workers` is where it starts.
         split: prepares batches in threads before they are sent.
         failover: where batches go that ran out of attempts; for exporters without a path.
-        ordering: `any`; or `key`: records of one key reach the sink in their order, none while an earlier one waits
-            for its repetition.
+        ordering: `any`; `key`: records of one key reach the sink in their order, none while an earlier one waits for
+            its repetition; `order`: all records do, one batch after the other. What the sink needs beyond `any` is kept
+            without being asked for here, where the sink knows the key.
         key: for `ordering="key"`: from a record to its key.
         encode: makes bytes of a record for the disk; the default takes bytes, texts, structs, dataclasses, and
             whatever JSON has.
         decode: makes a record of these bytes again.
         send_timeout: seconds that one send may take.
-        auth_pause: seconds that sending pauses after an `AuthError`, before one batch tries again.
+        auth_pause: seconds that sending pauses after an `AuthError` or `ConfigError`, before one batch tries again.
         drain_timeout: seconds that a shutdown may take to deliver what is left.
-        on_dead_letter: called with records that are given up, and the reason. With a path they are on disk by then.
+        on_dead_letter: called with records that are given up, and the reason; may be a coroutine function. With a path
+            they are on disk by then.
 
     Example:
         >>> config = ExportConfig(max_records=100_000, overflow="block", retry=RetryPolicy(initial=0.5))
@@ -105,6 +111,7 @@ class ExportConfig:
     batch: BatchPolicy = _BATCH
     retry: RetryPolicy = _RETRY
     breaker: BreakerPolicy = _BREAKER
+    rate: RatePolicy = _RATE
     workers: WorkerPolicy = _WORKERS
     sends_per_worker: int = 1
     max_sends: int | None = None
@@ -138,8 +145,8 @@ class ExportConfig:
             check.fault("failover", "is given with a path: the disk is the better place", "leave one of them out")
         if check.sound("retry") and self.retry.max_attempts is None and self.retry.max_age is None:
             check.fault("failover", "would never be used: retry has no end", "set retry.max_attempts or retry.max_age")
-        if self.ordering == "key":
-            rule = "does not go with ordering='key': what comes later would pass it"
+        if self.ordering != "any":
+            rule = f"does not go with ordering={self.ordering!r}: what comes later would pass it"
             check.fault("failover", rule, "leave one of them out")
 
     @classmethod
@@ -218,6 +225,7 @@ _RULES: dict[str, Rule] = {
     "batch": _policy(BatchPolicy, "BatchPolicy(max_records={})"),
     "retry": _policy(RetryPolicy, "RetryPolicy(max_attempts={})"),
     "breaker": _policy(BreakerPolicy, "BreakerPolicy(threshold={})"),
+    "rate": _policy(RatePolicy, "RatePolicy(requests={})"),
     "workers": _policy(WorkerPolicy, "WorkerPolicy.fixed({})"),
     "sends_per_worker": Whole(most=MOST_WORKERS),
     "max_sends": Whole(most=MOST_WORKERS, optional=True),

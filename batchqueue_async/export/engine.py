@@ -9,29 +9,38 @@ from batchqueue_async._support import log
 from batchqueue_async.errors import QueueClosedError
 from batchqueue_async.export.control.backoff import Backoff, Budget
 from batchqueue_async.export.control.concurrency import EWMA, Scaler, moved
-from batchqueue_async.export.control.send_gate import Gate
+from batchqueue_async.export.control.rate import SendRate
+from batchqueue_async.export.control.send_gate import SendGate
+from batchqueue_async.export.delivery.context import ExportContext
+from batchqueue_async.export.delivery.dead_letters import DeadLetters
 from batchqueue_async.export.delivery.failover import Failover
-from batchqueue_async.export.delivery.opening import Opening
+from batchqueue_async.export.delivery.kept import KeptBatches
 from batchqueue_async.export.delivery.pipeline import Pipeline
-from batchqueue_async.export.delivery.puller import Feeder
-from batchqueue_async.export.delivery.sender import Courier
-from batchqueue_async.export.send_queue.disk import DiskQueue, decoder, durable_config, record_key
+from batchqueue_async.export.delivery.puller import Puller
+from batchqueue_async.export.delivery.sender import BatchSender
+from batchqueue_async.export.delivery.sink_lifecycle import SinkLifecycle
+from batchqueue_async.export.delivery.waiters import DeliveryWaiters
+from batchqueue_async.export.needs import is_kept_together, sends_at_once, with_needs
 from batchqueue_async.export.send_queue.memory import MemoryQueue
-from batchqueue_async.export.stats import Counts
-from batchqueue_async.sinks.base import is_concurrent
+from batchqueue_async.export.send_queue.record_key import record_key
+from batchqueue_async.export.stats import Counters
+from batchqueue_async.sinks.base import needs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from batchqueue_async.durable.queue import DurableQueue
     from batchqueue_async.export.config import ExportConfig
-    from batchqueue_async.export.control.send_gate import Pass
-    from batchqueue_async.export.delivery.in_flight import Parcel
-    from batchqueue_async.export.send_queue.disk import SendQueue
+    from batchqueue_async.export.control.send_gate import SendPermit
+    from batchqueue_async.export.delivery.leased_batch import Batch, LeasedBatch
+    from batchqueue_async.export.delivery.sink_lifecycle import StartCheck
+    from batchqueue_async.export.send_queue.disk import DiskQueue
+    from batchqueue_async.export.send_queue.protocol import SendQueue
     from batchqueue_async.sinks.base import Sink
 
 _CANCEL_GRACE = 0.25
+_KEPT_LEAST = 64
 
 
 class Engine:
@@ -40,41 +49,54 @@ class Engine:
     Attributes:
         counts: what has been counted.
         gate: whether anything may be sent.
-        disk: the durable send queue, if there is one.
+        disk: the send queue, if it is one on disk.
         queue: the send queue, whichever it is.
         failover: the failover queue, if there is one.
         pipeline: the stages, if there are any.
-        feeder: what takes batches out of the send queue.
-        courier: what brings them to the sink.
-        opening: the sink's life.
+        kept: batches that wait for their repetition as they are.
+        puller: what takes batches out of the send queue.
+        sender: what brings them to the sink.
+        lifecycle: the sink's life.
+        dead_letters: what was given up.
+        waiters: those who wait for their records to be delivered.
     """
 
     def __init__(self, sink: Sink, config: ExportConfig, *, name: str, random: Random) -> None:
         self._loop = asyncio.get_running_loop()
         self._sink = sink
-        self._config = config
+        self._config = config = with_needs(sink, config, name)
         self._name = name
-        self.counts = Counts()
-        self.gate = Gate(config)
-        self._backoff = Backoff(config.retry, random)
+        self._random = random
+        self.counts = Counters()
+        self.gate = SendGate(config)
         self._workers = config.worker_count
         self._scaler = None if config.adaptive is None else Scaler(config.adaptive, self._workers)
         self._alpha = EWMA if config.adaptive is None else config.adaptive.alpha
-        self._most_sends = config.send_limit if is_concurrent(sink) else 1
+        self._most_sends = sends_at_once(sink, config, name)
         self.failover = None if config.failover is None else Failover(config.failover)
         self._failing_over: asyncio.Task[None] | None = None
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
-        self.disk: DurableQueue | None = None
+        self.waiters = DeliveryWaiters()
+        self.kept = KeptBatches(max(_KEPT_LEAST, 4 * self._most_sends))
+        self.disk: DiskQueue | None = None
         self.pipeline: Pipeline | None = None
-        self._decode = None if config.path is None else decoder(config)
         self.queue: SendQueue
-        self.feeder: Feeder
-        self.courier: Courier
-        self.opening: Opening
+        self.rate: SendRate
+        self.puller: Puller
+        self.sender: BatchSender
+        self.lifecycle: SinkLifecycle
+        self.dead_letters: DeadLetters
 
     # -- the beginning -------------------------------------------------------------------------------------------
 
-    async def open(self, open_queue: Callable[..., DurableQueue]) -> None:
+    async def open(
+        self,
+        open_queue: Callable[..., DurableQueue] | None = None,
+        *,
+        check: StartCheck = "warn",
+        check_timeout: float | None = None,
+        forward: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
         """Open the send queue, then the sink; nothing stays open when one of them fails."""
         config = self._config
         if config.path is None:
@@ -84,71 +106,58 @@ class Engine:
                 overflow=config.overflow,
                 block_timeout=config.block_timeout,
                 key=record_key(config),
-                on_drop=self._settled,
+                serial=config.ordering == "order",
+                on_drop=self._dropped,
             )
         else:
-            self.disk = await open_queue(config.path, durable_config(config))
-            self.queue = DiskQueue(self.disk, config.encode)
+            self.queue = self.disk = await _open_disk(config, open_queue)
         try:
-            self._build()
-            await self.opening.first()
+            self._build(forward)
+            self.lifecycle.claim()
+            await self.lifecycle.first(check, check_timeout or config.send_timeout)
         except BaseException:
+            self.lifecycle.disclaim()
             if self.disk is not None:
                 await self.disk.close()
             raise
 
-    def _build(self) -> None:
-        config, sink, name, queue, gate, counts = (
-            self._config,
-            self._sink,
-            self._name,
-            self.queue,
-            self.gate,
-            self.counts,
+    def _build(self, forward: Callable[[list[Any]], Any] | None) -> None:
+        config = self._config
+        now = self._loop.time()
+        together, strict = is_kept_together(self._sink)
+        self.rate = SendRate(config.rate, now)
+        context = ExportContext(
+            loop=self._loop,
+            name=self._name,
+            sink=self._sink,
+            config=config,
+            queue=self.queue,
+            gate=self.gate,
+            rate=self.rate,
+            backoff=Backoff(config.retry, self._random),
+            budget=None if config.retry.budget is None else Budget(config.retry.budget, now),
+            counts=self.counts,
+            key=None if needs_of(self._sink).atomic else record_key(config),
+            decode=None if self.disk is None else self.disk.decoder(config),
+            attempts=None if self.disk is None else self.disk.attempts,
+            together=together,
+            strict=strict,
         )
-        budget = None if config.retry.budget is None else Budget(config.retry.budget, self._loop.time())
-        self.courier = Courier(
-            sink,
-            config,
-            name=name,
-            queue=queue,
-            gate=gate,
-            backoff=self._backoff,
-            budget=budget,
-            counts=counts,
-            key=record_key(config),
-            on_latency=self._note_latency,
-            on_failure=self._note_failure,
-            failover=None if self.failover is None else self.failover.add,
-        )
-        self.opening = Opening(
-            sink,
-            name=name,
-            timeout=config.send_timeout,
-            gate=gate,
-            backoff=self._backoff,
-            counts=counts,
-            courier=self.courier,
-        )
+        self.dead_letters = DeadLetters(context, forward)
+        self.sender = sender = BatchSender(context, self.dead_letters, self.kept)
+        sender.on_latency = self._note_latency
+        sender.on_failure = self._note_failure
+        sender.on_settled = self._note_settled
+        sender.failover = None if self.failover is None else self._fail_over_to
+        self.lifecycle = SinkLifecycle(context)
         if config.split is not None:
-            self.pipeline = Pipeline(
-                config.split,
-                sink,
-                queue_id=queue.queue_id,
-                gate=gate,
-                most_sends=self._most_sends,
-                decode=self._decode,
-                deliver=self.courier.deliver,
-            )
-        self.feeder = Feeder(
-            name=name,
-            queue=queue,
-            policy=config.batch,
-            gate=gate,
-            budget=budget,
-            counts=counts,
+            self.pipeline = Pipeline(config.split, context, most_sends=self._most_sends, deliver=sender.deliver)
+        self._decode = context.decode
+        self.puller = Puller(
+            context,
+            self.kept,
             limit=self._limit,
-            ready=self.opening.ready,
+            ready=self.lifecycle.ready,
             carry=self._carry,
             on_settled=self._settled,
             more=lambda: bool(self.failover),
@@ -156,7 +165,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin to send."""
-        self.feeder.start()
+        self.puller.start()
         if self.failover is not None:
             self._failing_over = self._loop.create_task(self._fail_over(), name=f"export-{self._name}-failover")
 
@@ -173,49 +182,66 @@ class Engine:
     def _limit(self) -> int:
         return self.gate.limit(self.workers)
 
-    async def _carry(self, parcel: Parcel, leave: Pass) -> None:
+    async def _carry(self, batch: LeasedBatch, permit: SendPermit) -> None:
         if self.pipeline is not None:
-            await self.pipeline.carry(parcel, leave)
+            await self.pipeline.carry(batch, permit)
             return
-        if self._decode is not None:
-            parcel.decode(self._decode)
-        await self.courier.deliver(parcel, leave)
+        if self._decode is not None and not batch.repeats:
+            batch.decode(self._decode)
+        await self.sender.deliver(batch, permit)
 
-    def _note_latency(self, seconds: float) -> None:
+    def _note_latency(self, seconds: float, records: int) -> None:
         self.counts.latency = moved(self.counts.latency, seconds, self._alpha)
         if self._scaler is not None:
-            busy = self.feeder.active >= self._limit() and self.queue.records > self.queue.leased
-            self._scaler.success(seconds, self._loop.time(), busy=busy)
+            busy = self.puller.active >= self._limit() and self.queue.records > self.queue.leased
+            self._scaler.success(seconds, self._loop.time(), busy=busy, size=records)
 
     def _note_failure(self) -> None:
         if self._scaler is not None:
             self._scaler.failure(self._loop.time())
 
+    def _note_settled(self, numbers: Sequence[int], why: str | None) -> None:
+        if self.waiters:
+            self.waiters.settled(numbers, why)
+
+    def _dropped(self, numbers: range) -> None:
+        if self.waiters:
+            self.waiters.settled(numbers, "dropped")
+        self._settled()
+
+    # -- failing over --------------------------------------------------------------------------------------------
+
+    def _fail_over_to(self, batch: Batch, places: Sequence[int]) -> None:
+        if self.failover is not None:
+            gone = self.failover.add(batch, places)
+            if self.waiters and gone:
+                self.waiters.settled(gone, "dropped")
+
     async def _fail_over(self) -> None:
         """Look into the failover queue from time to time, and send the oldest of it."""
-        policy, failover, feeder = self._config.failover, self.failover, self.feeder
+        policy, failover, puller = self._config.failover, self.failover, self.puller
         while policy is not None and failover is not None:
             await asyncio.sleep(policy.interval)
             for _ in range(policy.drain):
-                if not failover or feeder.active >= self._limit() or not await self._fail_over_one(failover):
+                if not failover or puller.active >= self._limit() or not await self._fail_over_one(failover):
                     break
 
     async def _fail_over_one(self, failover: Failover) -> bool:
         """Whether another entry may be sent."""
-        leave = self.gate.acquire(self._loop.time()) if self.opening.opened else None
-        if leave is None:
+        permit = self.gate.acquire(self._loop.time()) if self.lifecycle.opened else None
+        if permit is None:
             return False
         entry = failover.take()
-        self.feeder.active += 1
+        self.puller.active += 1
         try:
             if entry is not None:
-                await self.courier.deliver(entry, leave)
+                await self.sender.deliver(entry, permit)
         finally:
-            self.feeder.active -= 1
-            self.gate.release(leave)
+            self.puller.active -= 1
+            self.gate.release(permit)
             self.counts.failover_out += 0 if entry is None else entry.delivered
             done = failover.put_back()
-            self.feeder.poke()
+            self.puller.poke()
             self._settled()
         return done
 
@@ -226,20 +252,22 @@ class Engine:
         future: asyncio.Future[None] = self._loop.create_future()
         entry = (self.queue.next_seq, future)
         self._flushes.append(entry)
-        self.feeder.hurry += 1
-        self.feeder.ring()
+        self.puller.hurry += 1
+        self.puller.ring()
         self._settled()
         try:
             async with asyncio.timeout(timeout):
                 await future
         finally:
             self._flushes.remove(entry)
-            self.feeder.hurry -= 1
+            self.puller.hurry -= 1
 
     def _settled(self) -> None:
-        if not self._flushes:
+        if not self._flushes and not (self.waiters and self.disk is not None):
             return
         oldest = self.queue.oldest
+        if self.waiters and self.disk is not None:
+            self.waiters.dropped_below(oldest)
         over = self.failover.oldest if self.failover is not None else None
         for mark, future in self._flushes:
             if all(number is None or number >= mark for number in (oldest, over)) and not future.done():
@@ -248,29 +276,35 @@ class Engine:
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def drain(self, deadline: float) -> None:
-        """Let everything be delivered until the deadline, then cut off what is under way."""
-        feeder = self.feeder
-        feeder.deadline = deadline
-        feeder.ring()
-        task = feeder.task
+        """Take nothing in, let everything be delivered until the deadline, then cut off what is under way."""
+        puller = self.puller
+        self.queue.stop_intake()
+        puller.deadline = deadline
+        puller.ring()
+        task = puller.task
         if task is not None:
             await asyncio.wait((task,), timeout=max(0.0, deadline - self._loop.time()))
-        tasks = {each for each in (task, self._failing_over, *feeder.tasks) if each is not None and not each.done()}
+        tasks = {each for each in (task, self._failing_over, *puller.tasks) if each is not None and not each.done()}
         for each in tasks:
             each.cancel()
         if tasks:
             _, stuck = await asyncio.wait(tasks, timeout=_CANCEL_GRACE)
             if stuck:
                 log.error("exporter_send_stuck", exporter=self._name, sends=len(stuck))
+        error = f"exporter {self._name!r}: shut down before "
         for _, future in self._flushes:
             if not future.done():
-                future.set_exception(QueueClosedError(f"exporter {self._name!r}: shut down before the flush was done"))
+                future.set_exception(QueueClosedError(error + "the flush was done"))
+        self.waiters.close(QueueClosedError(error + "the records were delivered"))
 
-    async def close(self) -> tuple[list[Any], int]:
+    async def close(self, deadline: float) -> tuple[list[Any], int]:
         """Close everything: the records that are left over, without a disk; and how many stay on it."""
         if self.pipeline is not None:
             self.pipeline.close()
-        await self.opening.close()
+        await self.lifecycle.close(deadline)
+        self.lifecycle.disclaim()
+        for batch in self.kept.take_all():
+            await batch.nack(0.0, reason="cut_off")
         if self.disk is not None:
             on_disk = self.queue.records
             await self.disk.close()
@@ -280,3 +314,13 @@ class Engine:
             self.queue.close()
             left += self.queue.take_all()
         return left, 0
+
+
+async def _open_disk(config: ExportConfig, open_queue: Callable[..., DurableQueue] | None) -> DiskQueue:
+    # Here, so that an exporter in memory needs nothing of what a disk takes.
+    from batchqueue_async.durable.queue import DurableQueue  # noqa: PLC0415
+    from batchqueue_async.export.send_queue.disk import DiskQueue, durable_config  # noqa: PLC0415
+
+    make: Callable[..., DurableQueue] = open_queue or DurableQueue.open
+    queue = await make(config.path, durable_config(config))
+    return DiskQueue(queue, config.encode)

@@ -1,8 +1,8 @@
-"""The exporter: what is handed over is kept, and delivered by and by, whatever the destination does meanwhile.
+"""The exporter: what is handed over is kept and delivered, even if the destination is away meanwhile.
 
-    consume --> send queue (memory or disk) == feeder --> courier --> sink
-                    ^                                        |
-                    +----------- not delivered: later -------+
+    consume --> send queue (memory or disk) == puller --> sender --> sink
+                    ^                                       |
+                    +----------- not delivered: later ------+
 
 What it is made of, and what makes it go, is in `engine`; here is what its users hold.
 """
@@ -14,16 +14,18 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
 from batchqueue_async._support import forks, log
-from batchqueue_async.durable.queue import DurableQueue
 from batchqueue_async.errors import (
     ConfigError,
+    DeliveryError,
     DiskFullError,
+    Failure,
     ForkedError,
     QueueClosedError,
     QueueFullError,
     WrongLoopError,
 )
 from batchqueue_async.export.config import ExportConfig
+from batchqueue_async.export.delivery.waiters import DeliveryWaiter, error_of
 from batchqueue_async.export.engine import Engine
 from batchqueue_async.export.stats import ExporterStats, ExportReport
 from batchqueue_async.sinks.base import Sink
@@ -31,7 +33,9 @@ from batchqueue_async.sinks.base import Sink
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from batchqueue_async.durable.queue import DurableQueue
     from batchqueue_async.export.control.breaker import BreakerState
+    from batchqueue_async.export.delivery.sink_lifecycle import StartCheck
 
 
 class Exporter:
@@ -66,8 +70,11 @@ class Exporter:
         config: ExportConfig | None = None,
         *,
         name: str | None = None,
+        check: StartCheck = "warn",
+        check_timeout: float | None = None,
+        dead_letters: Exporter | None = None,
         random: Random | None = None,
-        open_queue: Callable[..., DurableQueue] = DurableQueue.open,
+        open_queue: Callable[..., DurableQueue] | None = None,
     ) -> None:
         """Say what to deliver to, and how; nothing happens before `async with`.
 
@@ -75,16 +82,26 @@ class Exporter:
             sink: the destination.
             config: how to deliver.
             name: for logs and counts; the sink's class when None.
+            check: what happens at the start when the sink can't be opened, or its own `async check()` fails: `warn`
+                logs it and tries again later; `fail` raises it, but for an outage, which may pass; `off` does not wait
+                for the sink.
+            check_timeout: seconds for that; `config.send_timeout` when None.
+            dead_letters: where records go that are given up, as mappings with `exporter`, `reason` and `record`: an
+                exporter of its own destination, opened and closed by its owner, around this one.
             random: where jitter comes from; the tests give a seeded one.
             open_queue: what opens the durable queue; the tests give one with faults.
         """
-        _check_arguments(sink, config)
+        _check_arguments(sink, config, check, dead_letters)
         self.sink = sink
         self.config = config or ExportConfig()
         self.name = name or type(sink).__name__
         self.report: ExportReport | None = None
         self._random = random or Random()  # noqa: S311 - it spreads retries, and guards nothing
         self._open_queue = open_queue
+        self._check_at_start: StartCheck = check
+        self._check_timeout = check_timeout
+        self._forward = dead_letters
+        self._undelivered = 0
         self._phase = "new"
         self._closing: asyncio.Task[ExportReport] | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -99,12 +116,17 @@ class Exporter:
             raise QueueClosedError(f"exporter {self.name!r}: {self._phase} already; make another")
         self._phase = "opening"
         self._loop = asyncio.get_running_loop()
-        self._engine = Engine(self.sink, self.config, name=self.name, random=self._random)
         try:
-            await self._engine.open(self._open_queue)
+            self._engine = Engine(self.sink, self.config, name=self.name, random=self._random)
+            await self._engine.open(
+                self._open_queue,
+                check=self._check_at_start,
+                check_timeout=self._check_timeout,
+                forward=None if self._forward is None else self._forward.consume,
+            )
         except BaseException:
             self._phase = "closed"
-            del self._engine
+            self.__dict__.pop("_engine", None)
             raise
         self._phase = "open"
         forks.watch(self)
@@ -128,6 +150,53 @@ class Exporter:
             QueueClosedError: the exporter is not open.
             WrongLoopError: it lives on another loop.
         """
+        await self._put(batch)
+
+    async def deliver(self, batch: Sequence[Any]) -> None:
+        """Hand a batch over, and return when the sink took all of it: for callers that acknowledge upstream.
+
+        Cancelled, it waits no longer; what the send queue has is delivered all the same.
+
+        Raises:
+            DeliveryError: some records were given up or dropped; its `failures` has them with their reasons.
+            QueueFullError, QueueClosedError, WrongLoopError: as for `consume`; or the exporter was shut down before the
+                sink took all records, which are on disk or in the report then.
+        """
+        self._check()
+        engine = self._engine
+        if not batch:
+            return
+        waiter = DeliveryWaiter(self._loop.create_future())
+        engine.waiters.begin()
+        try:
+            numbers = await self._put(batch)
+        except BaseException:
+            engine.waiters.began(None, ())
+            raise
+        engine.waiters.began(waiter, [number for part in numbers for number in part])
+        taken = sum(map(len, numbers))
+        engine.puller.hurry += 1
+        engine.puller.ring()
+        try:
+            await waiter.future
+        finally:
+            engine.puller.hurry -= 1
+            engine.waiters.forget(waiter)
+        if taken < len(batch):
+            # The bounds drop the older ones of what comes in, or all of it.
+            raise DeliveryError(
+                f"exporter {self.name!r}: {len(batch) - taken} of {len(batch)} records were dropped by the bounds",
+                [Failure(tuple(batch[: len(batch) - taken]), error_of("dropped"))],
+            )
+        if waiter.failed:
+            failures = [
+                Failure(tuple(batch[place] for place in sorted(places)), error_of(why))
+                for why, places in waiter.failed.items()
+            ]
+            count = sum(len(failure.items) for failure in failures)
+            raise DeliveryError(f"exporter {self.name!r}: {count} of {len(batch)} records were not delivered", failures)
+
+    async def _put(self, batch: Sequence[Any]) -> list[range]:
         self._check()
         engine = self._engine
         if engine.disk is None:
@@ -136,13 +205,14 @@ class Exporter:
             await asyncio.sleep(0)
             self._check()
         try:
-            await engine.queue.put(batch)
+            numbers = await engine.queue.put(batch)
         except QueueFullError as error:
-            engine.counts.refused += len(batch)
+            engine.counts.refused += len(batch) - error.accepted
             engine.counts.disk_full += isinstance(error, DiskFullError)
             raise
         engine.counts.accepted_batches += 1
-        engine.feeder.arrived(len(batch))
+        engine.puller.arrived(len(batch))
+        return numbers
 
     def _check(self) -> None:
         if self._phase != "open":
@@ -179,10 +249,34 @@ class Exporter:
             ) from None
 
     def resume(self) -> None:
-        """Try again now, rather than when a pause or an open breaker is over: the reason is known to be mended."""
+        """Try again now, rather than when a pause or an open breaker is over, once you have fixed the cause."""
         self._check()
         self._engine.gate.reset()
-        self._engine.feeder.poke()
+        self._engine.puller.poke()
+
+    async def requeue_dead_letters(self, numbers: Sequence[int] | None = None) -> int:
+        """Put records that were given up into the send queue again, while it runs; how many.
+
+        With a path those on disk, all or those with these numbers among the dead letters; without one those that the
+        report would have.
+
+        Raises:
+            QueueFullError: there is no room; the records stay dead letters.
+        """
+        self._check()
+        engine = self._engine
+        if engine.disk is not None:
+            count = await engine.disk.queue.requeue_dead_letters(numbers)
+            engine.puller.arrived(count)
+            return count
+        records = engine.dead_letters.take()
+        if records:
+            try:
+                await self._put(records)
+            except QueueFullError:
+                engine.dead_letters.restore(records)
+                raise
+        return len(records)
 
     @property
     def breaker(self) -> BreakerState:
@@ -198,7 +292,7 @@ class Exporter:
         """A snapshot of every count."""
         if not hasattr(self, "_engine"):
             return ExporterStats(name=self.name, max_records=self.config.max_records, max_bytes=self.config.byte_limit)
-        return snapshot(self.name, self.config, self._engine)
+        return snapshot(self.name, self.config, self._engine, self._undelivered)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -228,7 +322,8 @@ class Exporter:
         engine = self._engine
         await engine.drain(deadline)
         self._phase = "closed"
-        undelivered, on_disk = await engine.close()
+        undelivered, on_disk = await engine.close(deadline)
+        self._undelivered = len(undelivered)
         self.report = ExportReport(
             name=self.name,
             delivered=engine.counts.delivered,
@@ -237,11 +332,11 @@ class Exporter:
             on_disk=on_disk,
             elapsed=self._loop.time() - start,
             dropped=dict(engine.queue.dropped),
-            given_up=tuple(engine.courier.given_up),
+            given_up=engine.dead_letters.given_up,
         )
         left = len(undelivered) + on_disk
-        tell = log.warning if left else log.info
-        tell("exporter_closed", exporter=self.name, delivered=engine.counts.delivered, undelivered=left)
+        write = log.warning if left else log.info
+        write("exporter_closed", exporter=self.name, delivered=engine.counts.delivered, undelivered=left)
         return self.report
 
     def after_fork(self) -> None:
@@ -250,10 +345,10 @@ class Exporter:
             self._phase = "forked"
 
 
-def snapshot(name: str, config: ExportConfig, engine: Engine) -> ExporterStats:
+def snapshot(name: str, config: ExportConfig, engine: Engine, undelivered: int = 0) -> ExporterStats:
     """The counts of an exporter as they are now."""
     counts, gate, queue, failover = engine.counts, engine.gate, engine.queue, engine.failover
-    durable = engine.disk.stats() if engine.disk is not None else None
+    durable = engine.disk.queue.stats() if engine.disk is not None else None
     max_records = config.max_records if durable is None else durable.max_records
     max_bytes = config.byte_limit
     return ExporterStats(
@@ -265,7 +360,7 @@ def snapshot(name: str, config: ExportConfig, engine: Engine) -> ExporterStats:
         delivered=counts.delivered,
         delivered_batches=counts.delivered_batches,
         skipped=counts.skipped,
-        dead_lettered=counts.dead_lettered,
+        dead_lettered=counts.dead_lettered if durable is None else counts.forwarded + durable.dead_lettered,
         dropped=dict(queue.dropped),
         records=queue.records,
         bytes=queue.size,
@@ -286,12 +381,15 @@ def snapshot(name: str, config: ExportConfig, engine: Engine) -> ExporterStats:
         breaker_rejected=gate.health.rejected,
         paused=gate.auth.state != "closed",
         pauses=counts.pauses,
-        workers_active=engine.feeder.active,
+        workers_active=engine.puller.active,
         workers_total=engine.workers,
         preparers_active=0 if engine.pipeline is None else engine.pipeline.preparing,
         senders_active=counts.sending,
         sends_in_flight=counts.sending,
         latency=counts.latency,
+        last_error=counts.last_error,
+        learned_rate=engine.rate.learned,
+        undelivered=undelivered,
         failover_records=0 if failover is None else failover.records,
         failover_entries=0 if failover is None else len(failover),
         failover_bytes=0 if failover is None else failover.size,
@@ -302,11 +400,14 @@ def snapshot(name: str, config: ExportConfig, engine: Engine) -> ExporterStats:
     )
 
 
-def _check_arguments(sink: object, config: object) -> None:
+def _check_arguments(sink: object, config: object, check: object, dead_letters: object) -> None:
     if not isinstance(sink, Sink):
         raise ConfigError(
-            f"Exporter: sink={type(sink).__qualname__} is no sink; give an object with async open(), send(batch) and "
-            "close()"
+            f"Exporter: sink={type(sink).__qualname__} is not a sink; it needs async open(), send(batch) and close()"
         )
     if config is not None and not isinstance(config, ExportConfig):
         raise ConfigError(f"Exporter: config={config!r} is not an ExportConfig; give an ExportConfig or None")
+    if check not in ("warn", "fail", "off"):
+        raise ConfigError(f"Exporter: check={check!r} is unknown; choose one of warn, fail, off")
+    if dead_letters is not None and not isinstance(dead_letters, Exporter):
+        raise ConfigError(f"Exporter: dead_letters={dead_letters!r} is not an Exporter; give an Exporter or None")

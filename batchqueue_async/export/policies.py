@@ -108,8 +108,9 @@ class RetryPolicy:
             into the failover queue); None sends for ever. An attempt that met an `AuthError` does not count.
         max_age: seconds after `consume`, likewise; a record is always sent once.
         budget: bounds the repetitions while they fail; None does not.
-        isolate: halve a batch that is refused for good until the records that are the reason are found, so that they
-            alone go to the dead letters. False gives the whole batch up.
+        isolate: find the records that are the reason where a batch is refused for good, so that they alone go to the
+            dead letters: those that the error names, or by halving. False gives the whole batch up.
+        isolation_sends: extra sends for that in a row; the rest of the batch goes on later, none of it is given up.
 
     Example:
         >>> RetryPolicy(initial=1.0, max_attempts=10).max_delay
@@ -124,6 +125,7 @@ class RetryPolicy:
     max_age: OptionalDuration = default(None)
     budget: RetryBudget | None = _BUDGET
     isolate: bool = True
+    isolation_sends: int = 128
 
     def __post_init__(self) -> None:
         settle(self, _RETRY_RULES)
@@ -142,6 +144,7 @@ _RETRY_RULES: dict[str, Rule] = {
     "max_age": Seconds(optional=True),
     "budget": Kind(wanted=RetryBudget, optional=True),
     "isolate": Flag(),
+    "isolation_sends": Whole(least=2),
 }
 
 
@@ -177,6 +180,37 @@ _BREAKER_RULES: dict[str, Rule] = {
     "threshold": Whole(),
     "reset_timeout": Seconds(),
     "ramp": Flag(),
+}
+
+
+@named_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePolicy:
+    """How fast sends may follow each other.
+
+    Attributes:
+        requests: the most sends per second; None sets no limit.
+        bytes: the most bytes per second, as the send queue weighs them; likewise.
+        learn: find the rate that the destination takes from its refusals (`ThrottledError`, or a `retry_after`), and
+            keep a little below it.
+
+    Example:
+        >>> RatePolicy(requests=100.0).learn
+        True
+    """
+
+    requests: float | None = None
+    bytes: float | None = None
+    learn: bool = True
+
+    def __post_init__(self) -> None:
+        settle(self, _RATE_RULES)
+
+
+_RATE_RULES: dict[str, Rule] = {
+    "requests": Real(optional=True),
+    "bytes": Real(optional=True),
+    "learn": Flag(),
 }
 
 

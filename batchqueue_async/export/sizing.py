@@ -7,6 +7,14 @@ from dataclasses import dataclass
 
 from batchqueue_async._support.checks import Real, faults_of, refuse
 from batchqueue_async.durable.config import memory_limit
+from batchqueue_async.export.send_queue.weight import OVERHEAD
+
+DISK_OVERHEAD = 16
+"""Bytes of the header and index that a record on disk takes, in frames of several."""
+DISK_RESERVE = 16 / 15
+"""The share of the directory that is kept free for acknowledgements, as a factor."""
+DISK_SPARE = 2 << 20
+"""Bytes for what is not a record: the end of a segment that waits to be deleted, and acknowledgements."""
 
 _MOST = 1e18
 _ABOVE = Real(most=_MOST)
@@ -66,15 +74,27 @@ def workers_for(*, rate: float, latency: float, batch_records: int = 1) -> int:
     return max(1, math.ceil(round(rate * latency / batch_records, 9)))
 
 
-def bytes_for_outage(*, arrival: float, record_bytes: float, outage: float) -> int:
+def bytes_for_outage(*, arrival: float, record_bytes: float, outage: float, on_disk: bool = False) -> int:
     """The bytes that a send queue needs to keep everything through an outage of so many seconds.
+
+    With what each record takes besides its own: in memory its place in the queue's lists, on disk its share of a frame
+    and of the file that is written at the time.
+
+    Args:
+        arrival: records that come in, per second.
+        record_bytes: bytes of a record: in memory as Python has it, on disk as it is encoded.
+        outage: seconds.
+        on_disk: whether the send queue has a path.
 
     Example:
         >>> bytes_for_outage(arrival=1_000, record_bytes=1_024, outage=3_600)
-        3686400000
+        3916800000
     """
     _check(_LEAST, arrival=arrival, record_bytes=record_bytes, outage=outage)
-    return math.ceil(arrival * record_bytes * outage)
+    each = record_bytes + (DISK_OVERHEAD if on_disk else OVERHEAD)
+    spare = DISK_SPARE if on_disk else 0
+    need = math.ceil(arrival * outage) * math.ceil(each) + spare
+    return math.ceil(need * DISK_RESERVE) if on_disk else need
 
 
 def memory_share(share: float, *, limit: int | None = None, limit_ratio: float = 0.85) -> int:

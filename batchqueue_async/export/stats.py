@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from batchqueue_async.export.control.breaker import BreakerState
 
 
-class Counts:
+class Counters:
     """The running counts of one exporter; touched by its loop alone."""
 
     __slots__ = (
@@ -27,7 +27,9 @@ class Counts:
         "failover_in",
         "failover_out",
         "failures",
+        "forwarded",
         "isolations",
+        "last_error",
         "latency",
         "pauses",
         "refused",
@@ -48,16 +50,18 @@ class Counts:
         self.splits = self.isolations = self.pauses = self.disk_full = 0
         self.failover_in = self.failover_out = 0
         self.sending = 0
+        self.forwarded = 0
         self.backoff = 0.0
         self.latency: float | None = None
+        self.last_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterStats:
     """An exporter at one moment.
 
-    `accepted + recovered == delivered + dead_lettered + dropped_after + failover_evicted + records +
-    failover_records`, where records under way count among `records`.
+    `accepted + recovered == delivered + dead_lettered + dropped_after + failover_evicted + records + failover_records +
+    undelivered`, where records under way count among `records`, and `undelivered` is 0 before the end.
 
     Example:
         >>> import asyncio, batchqueue_async as bq
@@ -79,8 +83,8 @@ class ExporterStats:
         delivered: records that the sink took; delivered_batches: its sends that succeeded, parts of batches included.
         skipped: those of the delivered that the destination had already, by their keys.
         dead_lettered: records that were given up.
-        dropped: records dropped by the send queue's bounds, by reason: `oldest`, `newest` (these were never
-            accepted), `max_age`.
+        dropped: records dropped by the send queue's bounds, by reason: `oldest`, `max_age`; `newest` and `too_large`,
+            which were never accepted.
         records: records in the send queue, those under way included.
         bytes: their bytes, in memory with 64 more for each; on disk, of the whole directory.
         max_records: the bound on them, or None.
@@ -89,9 +93,11 @@ class ExporterStats:
         disk_available_bytes: what the file system has left, when it was last asked; None without a path.
         disk_full: calls of `consume` that met a full disk or quota, likewise.
         retries: batches sent again; retry_successes: those of them that the sink took.
-        retry_failures: those that failed again, by kind of error: `retryable`, `throttled`, `timeout`, `connection`,
-            `os`, `auth`, `too_large`, `permanent`, `unexpected`.
+        retry_failures: those that failed again, by kind of error: `throttled`, `timeout`, `refused`, `network`,
+            `server`, `retryable`, `auth`, `config`, `too_large`, `permanent`, `unexpected`, or a word of
+            the sink's own.
         failures: all sends that failed, by kind.
+        last_error: the last failure in the sink's own words; None before the first.
         splits: batches halved because they were too large; isolations: because they held what is refused for good.
         backoff: seconds that the batch that failed last is put off.
         breaker: the circuit breaker's state.
@@ -101,6 +107,8 @@ class ExporterStats:
         workers_active: batches under way; workers_total: how many may be.
         preparers_active: batches that are being prepared; senders_active: batches that are with a sender.
         sends_in_flight: calls of the sink that have not returned.
+        learned_rate: sends per second that the destination seems to take, where it refused some; else None.
+        undelivered: after the end, without a path, the records that are in the report.
         latency: the moving average of the sink's latency in seconds; None before the first success.
         failover_records, failover_entries, failover_bytes: what is in the failover queue.
         failover_in, failover_out, failover_evicted: records that came into it, left it delivered, or had to make room.
@@ -142,6 +150,9 @@ class ExporterStats:
     senders_active: int = 0
     sends_in_flight: int = 0
     latency: float | None = None
+    last_error: str | None = None
+    learned_rate: float | None = None
+    undelivered: int = 0
     failover_records: int = 0
     failover_entries: int = 0
     failover_bytes: int = 0
@@ -153,7 +164,12 @@ class ExporterStats:
     @property
     def dropped_after(self) -> int:
         """Records dropped after they were accepted."""
-        return sum(count for reason, count in self.dropped.items() if reason != "newest")
+        return sum(count for reason, count in self.dropped.items() if reason not in {"newest", "too_large"})
+
+    @property
+    def healthy(self) -> bool:
+        """Whether sending is neither paused nor held up by an open breaker."""
+        return not self.paused and self.breaker != "open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +206,7 @@ class ExportReport:
         on_disk: with a path, how many records stay there for the next opening.
         elapsed: seconds that the shutdown took.
         dropped: records dropped by the bounds, by reason.
-        given_up: without a path, what was given up, the newest 1,000 records of it.
+        given_up: without a path, what was given up: the newest 1,000 records of it, up to 16 MiB.
     """
 
     name: str

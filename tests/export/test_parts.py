@@ -20,9 +20,10 @@ from batchqueue_async.export import sizing
 from batchqueue_async.export.control.backoff import Backoff, Budget
 from batchqueue_async.export.control.breaker import REFUSED, Breaker
 from batchqueue_async.export.control.concurrency import Scaler
-from batchqueue_async.export.control.send_gate import Gate
-from batchqueue_async.export.delivery.classify import Verdict, judge, reason
+from batchqueue_async.export.control.send_gate import SendGate
+from batchqueue_async.export.delivery.classify import Disposition, classify, reason
 from batchqueue_async.export.send_queue import codec
+from batchqueue_async.export.send_queue.weight import weigh, weights
 
 # --- the breaker
 
@@ -137,7 +138,7 @@ def test_the_ramp_lets_one_more_pass_with_each_success_and_can_be_turned_off():
 
 
 def test_the_gate_gives_leave_only_where_all_of_it_does():
-    gate = Gate(bq.ExportConfig(breaker=bq.BreakerPolicy(threshold=1, reset_timeout=10.0), auth_pause=20.0))
+    gate = SendGate(bq.ExportConfig(breaker=bq.BreakerPolicy(threshold=1, reset_timeout=10.0), auth_pause=20.0))
     first, second = gate.acquire(0.0), gate.acquire(0.0)
     gate.failed(first, 0.0)
     gate.refused(second, 0.0)
@@ -199,22 +200,26 @@ def test_whoever_is_told_to_wait_finds_a_token_then():
 
 
 @pytest.mark.parametrize(
-    ("error", "verdict", "kind"),
+    ("error", "disposition", "kind"),
     [
-        (bq.RetryableError("x"), Verdict.RETRY, "retryable"),
-        (bq.RetryableError("x", retry_after=0), Verdict.RETRY, "throttled"),
-        (bq.TooLargeError("x"), Verdict.SPLIT, "too_large"),
-        (bq.AuthError("x"), Verdict.PAUSE, "auth"),
-        (bq.PermanentError("x"), Verdict.GIVE_UP, "permanent"),
-        (bq.SinkError("x"), Verdict.GIVE_UP, "unexpected"),
-        (KeyError("x"), Verdict.GIVE_UP, "unexpected"),
-        (TimeoutError(), Verdict.RETRY, "timeout"),
-        (BrokenPipeError(), Verdict.RETRY, "connection"),
-        (FileNotFoundError(), Verdict.RETRY, "os"),
+        (bq.RetryableError("x"), Disposition.RETRY, "retryable"),
+        (bq.RetryableError("x", retry_after=0), Disposition.SLOW_DOWN, "throttled"),
+        (bq.RetryableError("x", retry_after=0, error_type="server"), Disposition.SLOW_DOWN, "server"),
+        (bq.ThrottledError("x"), Disposition.SLOW_DOWN, "throttled"),
+        (bq.ConfigError("x"), Disposition.PAUSE, "config"),
+        (bq.TooLargeError("x"), Disposition.SPLIT, "too_large"),
+        (bq.AuthError("x"), Disposition.PAUSE, "auth"),
+        (bq.PermanentError("x"), Disposition.GIVE_UP, "permanent"),
+        (bq.SinkError("x"), Disposition.UNKNOWN, "unexpected"),
+        (KeyError("x"), Disposition.UNKNOWN, "unexpected"),
+        (TimeoutError(), Disposition.RETRY, "timeout"),
+        (BrokenPipeError(), Disposition.RETRY, "network"),
+        (ConnectionRefusedError(), Disposition.RETRY, "refused"),
+        (FileNotFoundError(), Disposition.RETRY, "network"),
     ],
 )
-def test_an_error_is_judged_by_its_class(error, verdict, kind):
-    assert judge(error) == (verdict, kind)
+def test_an_error_is_classified_by_its_class(error, disposition, kind):
+    assert classify(error) == (disposition, kind)
 
 
 def test_a_reason_quotes_only_errors_that_are_meant_for_it():
@@ -317,7 +322,7 @@ def test_the_command_answers(capsys):
     options = ["--arrival", "1000", "--record-bytes", "1024", "--outage", "3600", "--memory-percent", "0.1", "--json"]
     assert main(["size", "--workers", "1", "--latency", "1", "--backlog", "5", *options]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["outage_bytes"] == 3_686_400_000
+    assert found["outage_bytes"] == 3_916_800_000
     assert found["seconds"] is None
     assert found["memory_bytes"] > 0
     assert main(["size", "--workers", "1", "--latency", "1", "--backlog", "5", "--arrival", "9"]) == 0
@@ -380,10 +385,12 @@ def test_sizes():
     class Table:
         nbytes = 77
 
-    assert [codec.size_of(record) for record in (b"abc", "abc", "ä", Table())] == [3, 3, 2, 77]
-    assert codec.size_of({"a": 1}) == 5
-    assert codec.size_of(object()) > 0
-    assert codec.sizes_of([b"a", "bc"]) == [1, 2]
+    assert [weigh(record) for record in (b"abc", "abc", Table())] == [3, 3, 77]
+    assert weigh("ä") < weigh("ä" * 100) < 200
+    assert weigh({"a": "x" * 1_000}) > 1_000
+    assert weigh([[b"x" * 500], b"y" * 500]) > 1_000
+    assert weigh(object()) > 0
+    assert weights([b"a", "bc"]) == [1, 2]
 
 
 # --- configuration

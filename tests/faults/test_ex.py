@@ -149,7 +149,7 @@ async def test_ex_5_a_poison_record_ends_in_the_dead_letters_over_restarts(tmp_p
     sink = Destination(answer=lambda _: down("boom"))
     async with exporter(sink, tmp_path, retry=retry) as export:
         await export.flush()
-        (letter,) = await export._engine.disk.dead_letters()
+        (letter,) = await export._engine.disk.queue.dead_letters()
         assert (letter.attempts, export.stats().records) == (4, 0)
         assert letter.reason == "4 attempts, and max_attempts=4; the last was RetryableError: boom"
 
@@ -302,7 +302,9 @@ async def test_ex_9_a_batch_that_is_too_large_is_split_down_to_the_record(limit,
         assert stats.dead_lettered == sum(len(record) > limit for record in records)
         assert stats.splits > 0
         if place is not None:
-            assert {letter.reason for letter in await export._engine.disk.dead_letters()} == {"TooLargeError: 413"}
+            assert {letter.reason for letter in await export._engine.disk.queue.dead_letters()} == {
+                "TooLargeError: 413"
+            }
 
 
 async def test_ex_9_a_destination_that_goes_down_while_a_batch_is_split(place):

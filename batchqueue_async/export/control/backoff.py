@@ -44,17 +44,19 @@ class Backoff:
         return min(policy.max_delay, grown)
 
     def delay(self, attempts: int, retry_after: float | None = None) -> float:
-        """Seconds to wait after so many attempts; not less than the destination asked for, up to the cap.
+        """Seconds to wait after so many attempts, and not less than the destination asked for, up to the cap.
 
-        What the destination asked for is spread by up to a tenth, so that those it told the same don't return at once.
+        What the destination asked for is spread by up to a tenth, so that those that were asked alike don't return at
+        once.
         """
         policy = self._policy
-        asked = self.asked(retry_after)
-        if asked is not None:
-            spread = 1.0 + _SPREAD * self._random.random() if policy.jitter else 1.0
-            return asked * spread
         ceiling = self.ceiling(attempts)
-        return self._random.uniform(0.0, ceiling) if policy.jitter else ceiling
+        own = self._random.uniform(0.0, ceiling) if policy.jitter else ceiling
+        asked = self.asked(retry_after)
+        if asked is None:
+            return own
+        spread = 1.0 + _SPREAD * self._random.random() if policy.jitter else 1.0
+        return max(own, asked * spread)
 
     def asked(self, retry_after: float | None) -> float | None:
         """The destination's `retry_after` within the cap; None if it gave none that makes sense."""

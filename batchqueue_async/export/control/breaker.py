@@ -81,6 +81,10 @@ class Breaker:
         self.generation += 1
         return self.generation
 
+    def count_rejected(self) -> None:
+        """A batch was kept from being sent, unless the breaker is closed."""
+        self.rejected += self.state != "closed"
+
     def is_valid(self, ticket: int) -> bool:
         """Whether a ticket still lets a send pass: nothing has changed since."""
         return ticket == self.generation and self.state != "open"

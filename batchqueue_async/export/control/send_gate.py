@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from batchqueue_async.export.config import ExportConfig
 
 
-class Pass(NamedTuple):
+class SendPermit(NamedTuple):
     """Leave for one send: tickets of the breaker and of the pause."""
 
     health: int
     auth: int
 
 
-class Gate:
+class SendGate:
     """The one place that every send passes.
 
     Attributes:
@@ -37,16 +37,16 @@ class Gate:
         self.health = Breaker(config.breaker)
         self.auth = Breaker(BreakerPolicy(threshold=1, reset_timeout=config.auth_pause, ramp=False))
         self.held_until = 0.0
-        self._plain = Pass(self.health.generation, self.auth.generation)
+        self._plain = SendPermit(self.health.generation, self.auth.generation)
         """The leave that all sends have while nothing is wrong: the one that is given and taken quickly."""
 
-    def acquire(self, now: float) -> Pass | None:
+    def acquire(self, now: float) -> SendPermit | None:
         """Leave for one send, or None."""
         if now < self.held_until:
             return None
         if self.health.state == "closed" == self.auth.state:
             if self._plain != (self.health.generation, self.auth.generation):
-                self._plain = Pass(self.health.generation, self.auth.generation)
+                self._plain = SendPermit(self.health.generation, self.auth.generation)
             return self._plain
         auth = self.auth.acquire(now)
         if auth == REFUSED:
@@ -55,11 +55,11 @@ class Gate:
         if health == REFUSED:
             self.auth.release(auth)
             return None
-        return Pass(health, auth)
+        return SendPermit(health, auth)
 
-    def is_valid(self, leave: Pass) -> bool:
+    def is_valid(self, leave: SendPermit, now: float) -> bool:
         """Whether leave that was given earlier still is."""
-        return self.health.is_valid(leave.health) and self.auth.is_valid(leave.auth)
+        return now >= self.held_until and self.health.is_valid(leave.health) and self.auth.is_valid(leave.auth)
 
     def wait(self, now: float) -> float | None:
         """Seconds until it is worth to ask: 0 is now; None is when a probe has ended."""
@@ -74,7 +74,7 @@ class Gate:
         """How many batches may be under way, of `full`."""
         return min(self.health.limit(full), self.auth.limit(full))
 
-    def answered(self, leave: Pass) -> bool:
+    def answered(self, leave: SendPermit) -> bool:
         """The destination took the batch, or refused it on its merits: it is well, and that may be news."""
         health, auth = self.health, self.auth
         if leave is self._plain and not health.failures and health.ramp is None:
@@ -84,16 +84,22 @@ class Gate:
         auth.success(leave.auth)
         return before != (health.state, auth.state)
 
-    def failed(self, leave: Pass, now: float, hold: float | None = None) -> None:
+    def failed(self, leave: SendPermit, now: float, hold: float | None = None) -> None:
         """The destination is not well; it may have asked to be left alone for `hold` seconds."""
         self.health.failure(leave.health, now)
         self.auth.release(leave.auth)
         if hold is not None:
             self.held_until = max(self.held_until, now + hold)
 
-    def refused(self, leave: Pass, now: float) -> None:
-        """The destination is well, and does not take our credentials."""
-        self.health.success(leave.health)
+    def throttled(self, leave: SendPermit, now: float, hold: float | None = None) -> None:
+        """The destination answers, and asks for less: that says nothing about its health."""
+        self.release(leave)
+        if hold is not None:
+            self.held_until = max(self.held_until, now + hold)
+
+    def refused(self, leave: SendPermit, now: float) -> None:
+        """Nothing can be sent as we are set up: the credentials are refused, or can't be read."""
+        self.health.release(leave.health)
         self.auth.failure(leave.auth, now)
 
     def reset(self) -> None:
@@ -102,7 +108,7 @@ class Gate:
         self.auth.reset()
         self.held_until = 0.0
 
-    def release(self, leave: Pass) -> None:
+    def release(self, leave: SendPermit) -> None:
         """The send came to no result."""
         if leave is self._plain:
             return

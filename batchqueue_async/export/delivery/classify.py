@@ -1,56 +1,111 @@
-"""What an error of a sink means for its batch: decided by its class, never by its text."""
+"""What an error of a sink means for its batch: decided by its class, never by its text. Pure.
+
+| what was raised | what becomes of the records | the breaker |
+|---|---|---|
+| `ThrottledError`, `RetryableError` with `retry_after` | sent again, and all sends slow down | does not count it |
+| `RetryableError`, `OSError`, `EOFError` | sent again | counts it |
+| `AuthError`, `ConfigError` | kept, and everything pauses | does not count it |
+| `TooLargeError` | sent in halves | an answer: the destination is well |
+| `PermanentError` | the culprits are given up, the others are sent | an answer |
+| anything else | sent again, the class is named once | has no say |
+"""
 
 from __future__ import annotations
 
 import asyncio
 from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
-from batchqueue_async.errors import AuthError, PermanentError, RetryableError, TooLargeError
+from batchqueue_async.errors import (
+    AuthError,
+    ConfigError,
+    PermanentError,
+    RetryableError,
+    SinkError,
+    ThrottledError,
+    TooLargeError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-class Verdict(Enum):
+class Disposition(Enum):
     """What is to be done with the records."""
 
     RETRY = "retry"
     """The destination is not well: the same records again, later."""
+    SLOW_DOWN = "slow_down"
+    """It is well, and asks for less: the same records again, later, and all of them more slowly."""
+    UNKNOWN = "unknown"
+    """Nobody knows what this error means: the same records again, later."""
     SPLIT = "split"
     """The batch is too large for it."""
     PAUSE = "pause"
-    """It does not take our credentials: the same records again, when it does."""
+    """It does not take our credentials, or our side is set up wrong: the same records again, when that is repaired."""
     GIVE_UP = "give_up"
     """It never will take these."""
 
 
-_BY_CLASS: tuple[tuple[type[BaseException], Verdict, str], ...] = (
-    (RetryableError, Verdict.RETRY, "retryable"),
-    (TooLargeError, Verdict.SPLIT, "too_large"),
-    (AuthError, Verdict.PAUSE, "auth"),
-    (PermanentError, Verdict.GIVE_UP, "permanent"),
+SENT_AGAIN = frozenset((Disposition.RETRY, Disposition.SLOW_DOWN, Disposition.UNKNOWN))
+
+
+class Outcome(NamedTuple):
+    """What an error means, and its kind for the counts."""
+
+    disposition: Disposition
+    error_type: str
+
+
+_SINK_ERRORS: tuple[tuple[type[SinkError], Disposition], ...] = (
+    (ThrottledError, Disposition.SLOW_DOWN),
+    (RetryableError, Disposition.RETRY),
+    (TooLargeError, Disposition.SPLIT),
+    (AuthError, Disposition.PAUSE),
+    (PermanentError, Disposition.GIVE_UP),
+)
+
+_OTHERS: tuple[tuple[type[BaseException], Disposition, str], ...] = (
+    (ConfigError, Disposition.PAUSE, "config"),
     # A sink that lets its client's errors through: a network that fails is no reason to give records up.
-    (TimeoutError, Verdict.RETRY, "timeout"),
-    (ConnectionError, Verdict.RETRY, "connection"),
-    (OSError, Verdict.RETRY, "os"),
-    (EOFError, Verdict.RETRY, "connection"),
+    (TimeoutError, Disposition.RETRY, "timeout"),
+    (ConnectionRefusedError, Disposition.RETRY, "refused"),
+    (ConnectionError, Disposition.RETRY, "network"),
+    (OSError, Disposition.RETRY, "network"),
+    (EOFError, Disposition.RETRY, "network"),
     # Raised though nobody cancelled the send: something inside the sink was.
-    (asyncio.CancelledError, Verdict.RETRY, "cancelled"),
+    (asyncio.CancelledError, Disposition.RETRY, "cancelled"),
 )
 
 
-def judge(error: BaseException) -> tuple[Verdict, str]:
-    """What an error means, and its name in the counts.
+def classify(error: BaseException) -> Outcome:
+    """What an error means.
 
     Example:
-        >>> judge(RetryableError("503", retry_after=2.0))
-        (<Verdict.RETRY: 'retry'>, 'throttled')
-        >>> judge(KeyError("id"))
-        (<Verdict.GIVE_UP: 'give_up'>, 'unexpected')
+        >>> classify(ThrottledError("429", retry_after=2.0))
+        Outcome(disposition=<Disposition.SLOW_DOWN: 'slow_down'>, error_type='throttled')
+        >>> classify(KeyError("id"))
+        Outcome(disposition=<Disposition.UNKNOWN: 'unknown'>, error_type='unexpected')
     """
-    if isinstance(error, RetryableError) and error.retry_after is not None:
-        return Verdict.RETRY, "throttled"
-    for kind, verdict, name in _BY_CLASS:
-        if isinstance(error, kind):
-            return verdict, name
-    return Verdict.GIVE_UP, "unexpected"
+    if isinstance(error, SinkError):
+        if isinstance(error, RetryableError) and error.retry_after is not None:
+            own = "error_type" in error.__dict__
+            return Outcome(Disposition.SLOW_DOWN, error.error_type if own else "throttled")
+        if error.error_type == "throttled":
+            return Outcome(Disposition.SLOW_DOWN, "throttled")
+        for kind, disposition in _SINK_ERRORS:
+            if isinstance(error, kind):
+                return Outcome(disposition, error.error_type)
+        return Outcome(Disposition.UNKNOWN, "unexpected")
+    for other, disposition, name in _OTHERS:
+        if isinstance(error, other):
+            return Outcome(disposition, name)
+    return Outcome(Disposition.UNKNOWN, "unexpected")
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether an error is for the program and not for the batch: its user wants it to end."""
+    return isinstance(error, KeyboardInterrupt | SystemExit)
 
 
 def is_sinks_own(error: BaseException) -> bool:
@@ -59,12 +114,19 @@ def is_sinks_own(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
 
 
+def culprits(error: BaseException, places: Sequence[int]) -> list[int]:
+    """The places of a send that the destination named as the reason; indices outside the send are nobody's."""
+    if not isinstance(error, SinkError):
+        return []
+    return [places[index] for index in sorted(set(error.culprits)) if 0 <= index < len(places)]
+
+
 def reason(error: BaseException) -> str:
-    """An error as the reason of a dead letter: a sink's own errors in their words, others by their class.
+    """An error as the reason of a dead letter or a pause: a sink's own errors in their words, others by their class.
 
     The text of an error that the library does not know may quote the record.
     """
     name = type(error).__name__
-    if isinstance(error, RetryableError | TooLargeError | AuthError | PermanentError):
+    if isinstance(error, SinkError | ConfigError):
         return f"{name}: {error}" if str(error) else name
     return name

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.export.delivery.in_flight import Batch
-from batchqueue_async.export.send_queue.codec import sizes_of
+from batchqueue_async.export.delivery.leased_batch import Batch
+from batchqueue_async.export.send_queue.sorted_items import SortedItems
+from batchqueue_async.export.send_queue.weight import weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,16 +15,17 @@ if TYPE_CHECKING:
     from batchqueue_async.export.policies import FailoverPolicy
 
 
-class Entry(Batch):
+class FailoverEntry(Batch):
     """A batch in the failover queue. What is not settled of it stays there."""
 
-    __slots__ = ("delivered", "left", "size")
+    __slots__ = ("delivered", "left", "lowest", "size")
 
     def __init__(self, records: list[Any], numbers: list[int], enqueued_ns: int) -> None:
         super().__init__(records, numbers, attempts=2, enqueued_ns=enqueued_ns)
         self.left = dict.fromkeys(range(len(records)))
         self.delivered = 0
-        self.size = sum(sizes_of(records))
+        self.size = sum(weights(records))
+        self.lowest = min(numbers)
 
     def attempts_by_place(self) -> list[int]:
         """None: its attempts are over, and here nothing counts them."""
@@ -65,12 +67,12 @@ class Entry(Batch):
             del self.left[place]
         return len(gone)
 
-    def rest(self) -> Entry:
+    def rest(self) -> FailoverEntry:
         """What is left of it, as an entry of its own."""
         if len(self.left) == len(self):
             return self
         places = sorted(self.left)
-        return Entry([self.records[at] for at in places], [self.numbers[at] for at in places], self.enqueued_ns)
+        return FailoverEntry([self.records[at] for at in places], [self.numbers[at] for at in places], self.enqueued_ns)
 
 
 class Failover:
@@ -83,8 +85,11 @@ class Failover:
 
     def __init__(self, policy: FailoverPolicy) -> None:
         self._policy = policy
-        self._entries: deque[Entry] = deque()
-        self._out: Entry | None = None
+        self._entries: deque[FailoverEntry] = deque()
+        self._out: FailoverEntry | None = None
+        # The lowest number of each entry, and of all of them how many records.
+        self._lowest = SortedItems[int]()
+        self._records = 0
         self.size = 0
         self.evicted = 0
 
@@ -94,27 +99,42 @@ class Failover:
     @property
     def records(self) -> int:
         """Records in it, those under way included."""
-        return sum(map(len, self._entries)) + (self._out.unsettled if self._out is not None else 0)
+        return self._records + (self._out.unsettled if self._out is not None else 0)
 
     @property
     def oldest(self) -> int | None:
         """The lowest number of a record in it."""
-        entries = [*self._entries, *([self._out] if self._out is not None else [])]
-        return min([min(entry.numbers) for entry in entries], default=None)
+        out = [] if self._out is None else [self._out.lowest]
+        return min([*out, self._lowest.first] if self._lowest else out, default=None)
 
-    def add(self, batch: Batch, places: Sequence[int]) -> None:
-        """Keep the records at these places of a batch."""
-        entry = Entry(batch.take(places), [batch.numbers[place] for place in places], batch.enqueued_ns)
-        self._entries.append(entry)
-        self.size += entry.size
+    def add(self, batch: Batch, places: Sequence[int]) -> list[int]:
+        """Keep the records at these places of a batch; the numbers of those that had to make room."""
+        self._enter(
+            FailoverEntry(batch.take(places), [batch.numbers[place] for place in places], batch.enqueued_ns), last=True
+        )
+        gone: list[int] = []
         while len(self._entries) > self._policy.max_entries or self.size > self._policy.max_bytes:
-            gone = self._entries.popleft()
-            self.size -= gone.size
-            self.evicted += len(gone)
+            old = self._leave()
+            self.size -= old.size
+            self.evicted += len(old)
+            gone += old.numbers
+        return gone
 
-    def take(self) -> Entry | None:
+    def _enter(self, entry: FailoverEntry, *, last: bool) -> None:
+        (self._entries.append if last else self._entries.appendleft)(entry)
+        self._lowest.add(entry.lowest)
+        self._records += len(entry)
+        self.size += entry.size
+
+    def _leave(self) -> FailoverEntry:
+        entry = self._entries.popleft()
+        self._lowest.remove(entry.lowest)
+        self._records -= len(entry)
+        return entry
+
+    def take(self) -> FailoverEntry | None:
         """The oldest entry, to be sent; `put_back` is to follow."""
-        self._out = self._entries.popleft() if self._entries else None
+        self._out = self._leave() if self._entries else None
         return self._out
 
     def put_back(self) -> bool:
@@ -125,9 +145,7 @@ class Failover:
         self.size -= entry.size
         if not entry.left:
             return True
-        rest = entry.rest()
-        self._entries.appendleft(rest)
-        self.size += rest.size
+        self._enter(entry.rest(), last=False)
         return False
 
     def take_all(self) -> list[Any]:
@@ -135,5 +153,6 @@ class Failover:
         self.put_back()
         records = [record for entry in self._entries for record in entry.records]
         self._entries.clear()
-        self.size = 0
+        self._lowest.clear()
+        self._records = self.size = 0
         return records

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from batchqueue_async.sinks.base import PreparingSink
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
-    from batchqueue_async.export.control.send_gate import Gate, Pass
-    from batchqueue_async.export.delivery.in_flight import Batch, Parcel
+    from batchqueue_async.export.control.send_gate import SendPermit
+    from batchqueue_async.export.delivery.context import ExportContext
+    from batchqueue_async.export.delivery.leased_batch import Batch, LeasedBatch
     from batchqueue_async.export.policies import SplitPolicy
-    from batchqueue_async.sinks.base import Sink
 
 
 class Pipeline:
@@ -35,20 +35,14 @@ class Pipeline:
     def __init__(
         self,
         policy: SplitPolicy,
-        sink: Sink,
+        context: ExportContext,
         *,
-        queue_id: str,
-        gate: Gate,
         most_sends: int,
-        decode: Callable[[Sequence[bytes]], list[Any]] | None,
-        deliver: Callable[[Batch, Pass], Awaitable[None]],
+        deliver: Callable[[Batch, SendPermit], Awaitable[None]],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._context = context
         self._prepare = policy.prepare
-        self._sink = sink if isinstance(sink, PreparingSink) else None
-        self._queue_id = queue_id
-        self._gate = gate
-        self._decode = decode
+        self._sink = context.sink if isinstance(context.sink, PreparingSink) else None
         self._deliver = deliver
         self._preparers = asyncio.Semaphore(policy.preparer_count)
         self._channel = asyncio.Semaphore(policy.channel)
@@ -58,19 +52,20 @@ class Pipeline:
         self.capacity = policy.preparer_count + policy.channel + sends
         self.preparing = self.waiting = 0
 
-    async def carry(self, parcel: Parcel, leave: Pass) -> None:
+    async def carry(self, batch: LeasedBatch, permit: SendPermit) -> None:
         """Bring a batch through the stages."""
         try:
-            await self._stages(parcel, leave)
+            await self._stages(batch, permit)
         finally:
-            if parcel.unsettled:
-                await parcel.nack(0.0, reason="cut_off", counted=False)
+            if batch.unsettled and not batch.kept:
+                await batch.nack(0.0, reason="cut_off", counted=False)
 
-    async def _stages(self, parcel: Parcel, leave: Pass) -> None:
+    async def _stages(self, batch: LeasedBatch, permit: SendPermit) -> None:
         async with self._preparers:
             self.preparing += 1
             try:
-                await self._loop.run_in_executor(self._threads, partial(self._make, parcel))
+                if not batch.repeats:  # what is sent again as it is was prepared the first time
+                    await self._context.loop.run_in_executor(self._threads, partial(self._make, batch))
             finally:
                 self.preparing -= 1
             await self._channel.acquire()
@@ -81,24 +76,26 @@ class Pipeline:
             self.waiting -= 1
             self._channel.release()
         try:
-            given = leave if self._gate.is_valid(leave) else self._gate.acquire(self._loop.time())
+            gate, now = self._context.gate, self._context.now()
+            given = permit if gate.is_valid(permit, now) else gate.acquire(now)
             if given is not None:
-                await self._deliver(parcel, given)
+                await self._deliver(batch, given)
         finally:
             self._senders.release()
 
-    def _make(self, parcel: Parcel) -> None:
+    def _make(self, batch: LeasedBatch) -> None:
         """In a thread: from what is in the queue to what is sent."""
-        if self._decode is not None:
-            parcel.decode(self._decode)
+        context = self._context
+        if context.decode is not None:
+            batch.decode(context.decode)
         if self._prepare is not None:
-            parcel.prepare(self._prepare)
-        if self._sink is not None and not parcel.broken:
-            places = range(len(parcel))
+            batch.prepare(self._prepare)
+        if self._sink is not None and not batch.broken:
+            places = range(len(batch))
             try:
-                parcel.prepared = self._sink.prepare(parcel.take(places), parcel.keys(places, self._queue_id))
+                batch.prepared = self._sink.prepare(batch.take(places), context.queue.keys(batch.numbers))
             except Exception:  # noqa: BLE001 - the plain `send` meets the same records, and tells what they are
-                parcel.prepared = None
+                batch.prepared = None
 
     def close(self) -> None:
         """End the threads; what they do now is of no use any more."""

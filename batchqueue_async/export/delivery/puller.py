@@ -13,23 +13,22 @@ from typing import TYPE_CHECKING
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
 from batchqueue_async.errors import QueueClosedError
-from batchqueue_async.export.delivery.in_flight import Parcel
+from batchqueue_async.export.delivery.classify import is_fatal, is_sinks_own
+from batchqueue_async.export.delivery.leased_batch import LeasedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from batchqueue_async.export.control.backoff import Budget
-    from batchqueue_async.export.control.send_gate import Gate, Pass
-    from batchqueue_async.export.policies import BatchPolicy
-    from batchqueue_async.export.send_queue.disk import SendQueue
-    from batchqueue_async.export.stats import Counts
-    from batchqueue_async.leases.lease import Lease
+    from batchqueue_async.export.control.send_gate import SendPermit
+    from batchqueue_async.export.delivery.context import ExportContext
+    from batchqueue_async.export.delivery.kept import KeptBatches
+    from batchqueue_async.export.send_queue.protocol import QueueLease
 
-_AFTER_FAULT = 1.0
+_AFTER_BUG = 1.0
 _TICK = 1e-6
 
 
-class Feeder:
+class Puller:
     """The task that leases, and the tasks of the batches under way.
 
     Attributes:
@@ -41,26 +40,17 @@ class Feeder:
 
     def __init__(
         self,
+        context: ExportContext,
+        kept: KeptBatches,
         *,
-        name: str,
-        queue: SendQueue,
-        policy: BatchPolicy,
-        gate: Gate,
-        budget: Budget | None,
-        counts: Counts,
         limit: Callable[[], int],
         ready: Callable[[], Awaitable[float | None]],
-        carry: Callable[[Parcel, Pass], Awaitable[None]],
+        carry: Callable[[LeasedBatch, SendPermit], Awaitable[None]],
         on_settled: Callable[[], None],
         more: Callable[[], bool],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._name = name
-        self._queue = queue
-        self._policy = policy
-        self._gate = gate
-        self._budget = budget
-        self._counts = counts
+        self._context = context
+        self._kept = kept
         self._limit = limit
         self._ready = ready
         self._carry = carry
@@ -80,7 +70,7 @@ class Feeder:
 
     def start(self) -> None:
         """Begin."""
-        self.task = self._loop.create_task(self._run(), name=f"export-{self._name}-feed")
+        self.task = self._context.loop.create_task(self._run(), name=f"export-{self._context.name}-pull")
 
     def poke(self) -> None:
         """A batch has ended, or the gate has changed: look again, unless there is nothing to send anyway."""
@@ -100,23 +90,24 @@ class Feeder:
         while True:
             try:
                 while await self._may_send():
-                    parcel = await self._collect()
-                    if parcel is not None:
-                        await self._dispatch(parcel)
+                    batch = await self._collect()
+                    if batch is not None:
+                        await self._dispatch(batch)
             except QueueClosedError:
                 return
-            except Exception as error:  # noqa: BLE001 - a disk, or a fault of ours: to try again is better than to end
-                log.error("export_feed_failed", exporter=self._name, **describe(error))
-                await asyncio.sleep(_AFTER_FAULT)
+            except Exception as error:  # noqa: BLE001 - a disk, or a bug: to try again is better than to end
+                log.error("export_pull_failed", exporter=self._context.name, **describe(error))
+                await asyncio.sleep(_AFTER_BUG)
             else:
                 return
 
     async def _may_send(self) -> bool:
         """Wait until a batch may be sent; False at the end of a drain."""
+        context = self._context
         while True:
-            if self.deadline is not None and (self.finished or self._loop.time() >= self.deadline):
+            if self.deadline is not None and (self.finished or context.now() >= self.deadline):
                 return False
-            wait = self._gate.wait(self._loop.time())
+            wait = context.gate.wait(context.now())
             if self.active >= self._limit():
                 await self._nap(None)
             elif wait == 0.0:
@@ -130,7 +121,7 @@ class Feeder:
             else:
                 if not self._counted_wait:
                     self._counted_wait = True
-                    self._gate.health.rejected += self._gate.health.state != "closed"
+                    context.gate.health.count_rejected()
                 if self._is_hopeless(wait):
                     return False
                 await self._nap(wait)
@@ -138,18 +129,18 @@ class Feeder:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to send, nor under way."""
-        return not self.active and not self._queue.records and not self._more()
+        return not self.active and not self._context.queue.records and not self._more()
 
     def _is_hopeless(self, wait: float | None) -> bool:
         """Whether a drain has nothing to do before its deadline."""
         if self.deadline is None or self.active:
             return False
-        return wait is None or self._loop.time() + wait > self.deadline
+        return wait is None or self._context.now() + wait > self.deadline
 
     async def _nap(self, seconds: float | None) -> None:
         """Wait for a poke, or so many seconds."""
-        self._bell = self._loop.create_future()
-        timer = None if seconds is None else self._loop.call_later(seconds, self.poke)
+        self._bell = self._context.loop.create_future()
+        timer = None if seconds is None else self._context.loop.call_later(seconds, self.poke)
         try:
             await self._bell
         finally:
@@ -159,35 +150,47 @@ class Feeder:
 
     # -- a batch -------------------------------------------------------------------------------------------------
 
-    async def _collect(self) -> Parcel | None:
+    async def _collect(self) -> LeasedBatch | None:
         """The next batch; None when there is none after all."""
-        policy = self._policy
+        again = self._kept.take_due(self._context.now())
+        if again is not None:
+            again.repeat()
+            return again
         if self.deadline is not None:
             return await self._collect_last()
-        lease = await self._lease(policy.max_records, policy.max_bytes, None)
-        if not lease:
+        if self._kept.full:
+            await self._nap(self._until_kept())
+            return None
+        policy = self._context.config.batch
+        lease = await self._lease(policy.max_records, policy.max_bytes, self._until_kept())
+        if lease is None:
             return None
         if policy.linger > 0 and not self.hurry and len(lease) < policy.max_records:
             return await self._fill(lease)
-        return Parcel([lease])
+        return LeasedBatch([lease])
 
-    async def _collect_last(self) -> Parcel | None:
-        lease = await self._queue.lease(self._policy.max_records, self._policy.max_bytes, 0)
-        if lease:
-            return Parcel([lease])
-        due = self._queue.next_due
-        wait = None if due is None else max(0.0, due - self._loop.time())
+    def _until_kept(self) -> float | None:
+        due = self._kept.next_due
+        return None if due is None else max(0.0, due - self._context.now())
+
+    async def _collect_last(self) -> LeasedBatch | None:
+        policy, queue = self._context.config.batch, self._context.queue
+        lease = None if self._kept.full else await queue.lease(policy.max_records, policy.max_bytes, 0)
+        if lease is not None:
+            return LeasedBatch([lease])
+        due = min([each for each in (queue.next_due, self._kept.next_due) if each is not None], default=None)
+        wait = None if due is None else max(0.0, due - self._context.now())
         if self._is_hopeless(wait) and not self._more():
             self.deadline = -math.inf
         else:
             await self._nap(wait)
         return None
 
-    async def _lease(self, records: int, size: int, wait: float | None) -> Lease | None:
+    async def _lease(self, records: int, size: int, wait: float | None) -> QueueLease | None:
         """Lease, until a `ring`."""
         self._leasing = True
         try:
-            return await self._queue.lease(records, size, wait)
+            return await self._context.queue.lease(records, size, wait)
         except asyncio.CancelledError:
             if not self._rung or self.task is None or self.task.uncancel():
                 raise  # it was not, or not only, the ring
@@ -195,19 +198,20 @@ class Feeder:
         finally:
             self._leasing = self._rung = False
 
-    async def _fill(self, first: Lease) -> Parcel:
+    async def _fill(self, first: QueueLease) -> LeasedBatch:
         """Wait for more records, up to the linger of the oldest, and take what has come by then."""
-        policy, queue = self._policy, self._queue
+        policy, queue = self._context.config.batch, self._context.queue
         leases = [first]
-        records, size = policy.max_records - len(first), policy.max_bytes - queue.weigh(first)
-        left = policy.linger - (queue.now_ns() - Parcel(leases).enqueued_ns) * 1e-9
+        records, size = policy.max_records - len(first), policy.max_bytes - first.weight
+        oldest = min([span.enqueued_ns for span in first.spans])
+        left = policy.linger - (queue.now_ns() - oldest) * 1e-9
         try:
             await self._linger(left, records, size)
             while records > 0 and size > 0:
                 lease = await queue.lease(records, size, 0)
-                if not lease:
+                if lease is None:
                     break
-                weight = queue.weigh(lease)
+                weight = lease.weight
                 if weight > size:
                     await lease.nack(counted=False)  # one record alone is given out whatever its size
                     break
@@ -219,15 +223,16 @@ class Feeder:
             raise
         finally:
             self._wanted = None
-        return Parcel(leases)
+        return LeasedBatch(leases)
 
     async def _linger(self, seconds: float, records: int, size: int) -> None:
         """Wait until so many records or bytes have come in, or the time is over, or somebody is in a hurry."""
-        end = self._loop.time() + seconds
-        self._wanted, self._full_at = records, self._queue.size + size
+        context = self._context
+        end = context.now() + seconds
+        self._wanted, self._full_at = records, context.queue.size + size
         # Batches that end meanwhile poke as well.
-        while self._wanted > 0 and self._queue.size < self._full_at and not self.hurry and self.deadline is None:
-            left = end - self._loop.time()
+        while self._wanted > 0 and context.queue.size < self._full_at and not self.hurry and self.deadline is None:
+            left = end - context.now()
             if left <= _TICK:
                 return
             await self._nap(left)
@@ -236,37 +241,54 @@ class Feeder:
         """So many records have come in: enough for a batch that lingers?"""
         if self._wanted is not None:
             self._wanted -= count
-            if self._wanted <= 0 or self._queue.size >= self._full_at:
+            if self._wanted <= 0 or self._context.queue.size >= self._full_at:
                 self.poke()
 
-    async def _dispatch(self, parcel: Parcel) -> None:
-        now = self._loop.time()
-        again = parcel.attempts > 1
-        if again and self._budget is not None and (wait := self._budget.take(now)):
-            await parcel.nack(wait, reason="budget", counted=False)
+    async def _dispatch(self, batch: LeasedBatch) -> None:
+        context = self._context
+        now = context.now()
+        again = batch.attempts > 1
+        if again and context.budget is not None and (wait := context.budget.take(now)):
+            await self._return(batch, wait, "budget")
             return
         # Both may have changed while the batch was collected.
-        leave = self._gate.acquire(now) if self.active < self._limit() else None
-        if leave is None:
-            if again and self._budget is not None:
-                self._budget.give_back()
-            await parcel.nack(0.0, reason="gate_closed", counted=False)
+        permit = context.gate.acquire(now) if self.active < self._limit() else None
+        if permit is None:
+            if again and context.budget is not None:
+                context.budget.give_back()
+            await self._return(batch, 0.0, "gate_closed")
             return
-        self._counts.retries += again
+        context.counts.retries += again
         self.active += 1
-        task = self._loop.create_task(self._one(parcel, leave), name=f"export-{self._name}-send")
+        task = context.loop.create_task(self._one(batch, permit), name=f"export-{context.name}-send")
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _one(self, parcel: Parcel, leave: Pass) -> None:
+    async def _return(self, batch: LeasedBatch, delay: float, why: str) -> None:
+        """A batch that was not sent goes back to where it came from."""
+        if batch.repeats:
+            batch.unrepeat()
+            batch.kept = True
+            self._kept.add(batch, self._context.now() + delay)
+        else:
+            await batch.nack(delay, reason=why, counted=False)
+
+    async def _one(self, batch: LeasedBatch, permit: SendPermit) -> None:
+        context = self._context
         try:
-            await self._carry(parcel, leave)
+            await self._carry(batch, permit)
         except QueueClosedError:
             pass  # its leases are gone: what was not settled is delivered after the next opening
-        except Exception as error:  # noqa: BLE001 - a disk, or a fault of ours: the batch goes back, the others go on
-            log.error("export_delivery_failed", exporter=self._name, records=len(parcel), **describe(error))
+        except BaseException as error:
+            # A disk, or a bug: the batch goes back, the others go on. What ends the program, or this task, does.
+            if is_fatal(error) or (isinstance(error, asyncio.CancelledError) and not is_sinks_own(error)):
+                raise
+            log.error("export_delivery_failed", exporter=context.name, records=len(batch), **describe(error))
         finally:
-            self._gate.release(leave)
+            context.gate.release(permit)
             self.active -= 1
-            self.poke()
+            if batch.kept:
+                self.ring()  # a wait for records must end when this batch is due
+            else:
+                self.poke()
             self._on_settled()

@@ -1,7 +1,7 @@
 """One batch to the sink, and what comes of it: every record is settled when this returns, or given back.
 
 send -- taken --> ack              too large --> halves, down to the record --> dead letter
-     -- partly --> each by itself  refused for good --> halves, to find the records that are the reason
+     -- partly --> each by itself  refused for good --> without the culprits, or in halves --> dead letter
      -- destination not well --> back into the queue, with a delay, or given up when its attempts are over
      -- credentials refused --> back into the queue, and everything pauses
 """
@@ -9,367 +9,465 @@ send -- taken --> ack              too large --> halves, down to the record --> 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
-from batchqueue_async.errors import DurableQueueError, PermanentError, QueueClosedError, RetryableError
-from batchqueue_async.export.delivery.classify import Verdict, is_sinks_own, judge, reason
-from batchqueue_async.export.stats import GivenUp
+from batchqueue_async.errors import PermanentError, QueueClosedError, RetryableError
+from batchqueue_async.export.delivery.classify import (
+    SENT_AGAIN,
+    Disposition,
+    classify,
+    culprits,
+    is_fatal,
+    is_sinks_own,
+    reason,
+)
+from batchqueue_async.export.delivery.leased_batch import LeasedBatch
+from batchqueue_async.export.delivery.send_plan import SendPlan
 from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from batchqueue_async.export.config import ExportConfig
-    from batchqueue_async.export.control.backoff import Backoff, Budget
-    from batchqueue_async.export.control.send_gate import Gate, Pass
-    from batchqueue_async.export.delivery.in_flight import Batch
-    from batchqueue_async.export.send_queue.disk import SendQueue
-    from batchqueue_async.export.stats import Counts
-    from batchqueue_async.sinks.base import Sink
+    from batchqueue_async.errors import SinkError
+    from batchqueue_async.export.control.send_gate import SendPermit
+    from batchqueue_async.export.delivery.context import ExportContext
+    from batchqueue_async.export.delivery.dead_letters import DeadLetters
+    from batchqueue_async.export.delivery.kept import KeptBatches
+    from batchqueue_async.export.delivery.leased_batch import Batch
 
-_KEPT = 1_000
-# After so many records found bad in a row, and none good, the batch is taken for bad as a whole.
-_ALL_BAD = 8
+# Records that are looked at between two turns of the loop.
+_STEP = 500
+# A send that the process did not survive twice is repeated with one record at a time.
+_SUSPECT = 2
 
 
-class Courier:
-    """Carries batches to one sink.
+class BatchSender:
+    """Sends batches to one sink.
 
     Attributes:
-        given_up: the last records given up, for the report.
+        failover: takes records whose attempts are over; None where they are given up.
+        on_latency: called with the seconds of a send that was answered, and its records.
+        on_failure: called when the destination was not well.
+        on_settled: called with the numbers of records, and why they were not delivered (None: they were).
     """
 
-    def __init__(
-        self,
-        sink: Sink,
-        config: ExportConfig,
-        *,
-        name: str,
-        queue: SendQueue,
-        gate: Gate,
-        backoff: Backoff,
-        budget: Budget | None,
-        counts: Counts,
-        key: Callable[[Any], Hashable] | None,
-        on_latency: Callable[[float], None],
-        on_failure: Callable[[], None],
-        failover: Callable[[Batch, Sequence[int]], None] | None = None,
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._sink = sink
-        self._keyed = sink if isinstance(sink, KeyedSink) else None
-        self._config = config
-        self._name = name
-        self._queue = queue
-        self._gate = gate
-        self._backoff = backoff
-        self._budget = budget
-        self._counts = counts
-        self._key = key
-        self._on_latency = on_latency
-        self._on_failure = on_failure
-        self._failover = failover
-        self._keep = config.path is None
-        self.given_up: deque[GivenUp] = deque()
-        self._kept = 0
+    def __init__(self, context: ExportContext, dead_letters: DeadLetters, kept: KeptBatches) -> None:
+        self._context = context
+        self._dead_letters = dead_letters
+        self._kept = kept
+        self._keyed = context.sink if isinstance(context.sink, KeyedSink) else None
+        self._preparing = context.sink if isinstance(context.sink, PreparingSink) else None
+        self._alone = asyncio.Lock()
+        self.failover: Callable[[Batch, Sequence[int]], None] | None = None
+        self.on_latency: Callable[[float, int], None] = _ignore
+        self.on_failure: Callable[[], None] = _ignore
+        self.on_settled: Callable[[Sequence[int], str | None], None] | None = None
 
-    async def deliver(self, parcel: Batch, leave: Pass) -> None:
+    async def deliver(self, batch: Batch, permit: SendPermit) -> None:
         """Send a batch with this leave, which the gate gave, and settle all of it."""
         delay = 0.0
         try:
-            await _Trip(self, parcel).run(leave)
+            await self._run(batch, permit)
         except Exception:
-            delay = self._backoff.delay(parcel.attempts)  # a fault of ours may last
+            delay = self._context.backoff.delay(batch.attempts)  # a bug in this library may last
             raise
         finally:
-            if parcel.unsettled:
-                # Cut off, or that fault: nothing may stay leased by nobody.
-                await self._return(parcel, delay)
+            if batch.unsettled and not batch.kept:
+                # Cut off, or that bug: nothing may stay leased by nobody.
+                # On disk it stays as it is where the queue is closed, and in memory the report has it.
+                with suppress(QueueClosedError):
+                    await batch.nack(delay, reason="cut_off")
 
-    async def _return(self, parcel: Batch, delay: float) -> None:
+    async def _run(self, batch: Batch, permit: SendPermit) -> None:
+        context = self._context
+        for place, error in batch.broken.items():
+            await self.give_up(batch, [place], reason(error))
+        given: SendPermit | None = permit
+        plan = SendPlan(await self._parts(batch), context.config.retry.isolation_sends)
+        while plan:
+            if given is None:
+                given = context.gate.acquire(context.now())
+            if given is not None and not context.rate.unlimited:
+                given = await self._wait_for_turn(batch, given)
+            if given is None:
+                await self._put_off(batch, plan.rest(), "gate_closed", counted=False)
+                return
+            batch.extend()
+            places = plan.next()
+            outcome = await self._attempt(batch, places, given)
+            if isinstance(outcome, BaseException):
+                going = await self._failed(batch, plan, places, outcome, given)
+            else:
+                going = await self._sent(batch, plan, places, outcome, given)
+            if not going:
+                return
+            given = None
+        if given is not None:
+            context.gate.release(given)  # nothing could be decoded
+
+    async def _parts(self, batch: Batch) -> list[Sequence[int]]:
+        """The sends of a batch that was not refused yet."""
+        context = self._context
+        attempts = context.attempts
+        if attempts is not None and attempts.crashes:
+            suspects = [place for place, number in enumerate(batch.numbers) if number in attempts.crashes]
+            if suspects and (parts := await self._suspected(batch, suspects, attempts.crashes)) is not None:
+                return parts
+        if context.key is not None:
+            return batch.waves(context.key)
+        if batch.broken:
+            good = [place for place in range(len(batch)) if place not in batch.broken]
+            return [good] if good else []
+        return [range(len(batch))]
+
+    async def _suspected(
+        self, batch: Batch, suspects: list[int], crashes: dict[int, int]
+    ) -> list[Sequence[int]] | None:
+        """The sends of a batch with records whose sends the process did not survive; None for one send as ever."""
+        most = self._context.config.retry.max_attempts
+        over = [place for place in suspects if most is not None and crashes[batch.numbers[place]] >= most]
+        for place in over:
+            count = crashes[batch.numbers[place]]
+            await self.give_up(batch, [place], f"{count} attempts, and max_attempts={most}; the process ended in each")
+        if not any(crashes.get(batch.numbers[place], 0) >= _SUSPECT for place in suspects) and not over:
+            return None
+        gone = {*over, *batch.broken}
+        return [[place] for place in range(len(batch)) if place not in gone]
+
+    async def _wait_for_turn(self, batch: Batch, permit: SendPermit) -> SendPermit | None:
+        """Wait as long as the pace asks for; what leave there is then."""
+        context = self._context
+        size = batch.weight if isinstance(batch, LeasedBatch) else 0
+        wait = context.rate.reserve(context.now(), size)
+        if wait <= 0:
+            return permit
         try:
-            await parcel.nack(delay, reason="cut_off")
-        except QueueClosedError:
-            return  # on disk it stays as it is, and in memory the report has it
+            await asyncio.sleep(wait)
+        except BaseException:
+            context.gate.release(permit)
+            raise
+        if context.gate.is_valid(permit, context.now()):
+            return permit
+        context.gate.release(permit)
+        return context.gate.acquire(context.now())
 
     # -- one send ------------------------------------------------------------------------------------------------
 
-    async def attempt(self, parcel: Batch, places: Sequence[int], leave: Pass) -> SendResult | BaseException | None:
+    async def _attempt(
+        self, batch: Batch, places: Sequence[int], permit: SendPermit
+    ) -> SendResult | BaseException | None:
         """Send the records at these places; what the sink returned or raised."""
-        counts = self._counts
-        start = self._loop.time()
+        context = self._context
+        attempts = context.attempts
+        if attempts is None:
+            return await self._send(batch, places, permit)
+        numbers = batch.numbers_at(places)
+        if attempts.crashes and any(attempts.crashes.get(number, 0) >= _SUSPECT for number in numbers):
+            # Alone, so that no other record is under way when it ends the process again.
+            async with self._alone:
+                return await self._noted(batch, places, permit, numbers)
+        return await self._noted(batch, places, permit, numbers)
+
+    async def _noted(
+        self, batch: Batch, places: Sequence[int], permit: SendPermit, numbers: Sequence[int]
+    ) -> SendResult | BaseException | None:
+        attempts = self._context.attempts
+        assert attempts is not None  # noqa: S101 - asked by the caller
+        send = attempts.started(numbers)
+        try:
+            return await self._send(batch, places, permit)
+        finally:
+            attempts.ended(send)
+
+    async def _send(self, batch: Batch, places: Sequence[int], permit: SendPermit) -> SendResult | BaseException | None:
+        context, counts = self._context, self._context.counts
+        start = context.now()
         counts.sending += 1
         try:
-            async with asyncio.timeout(self._config.send_timeout):
-                result = await self._send(parcel, places)
+            async with asyncio.timeout(context.config.send_timeout):
+                result = await self._call(batch, places)
         except asyncio.CancelledError as error:
             if not is_sinks_own(error):
-                self._gate.release(leave)
+                context.gate.release(permit)
                 raise
             return error
-        except Exception as error:  # noqa: BLE001 - whatever a sink raises is what became of the batch
+        except BaseException as error:
+            if is_fatal(error):
+                context.gate.release(permit)
+                raise
+            if classify(error).disposition is Disposition.SLOW_DOWN:
+                context.rate.refused(context.now(), start)
             return error
         finally:
             counts.sending -= 1
-        self._on_latency(self._loop.time() - start)
+        context.rate.answered()
+        self.on_latency(context.now() - start, len(places))
         return result
 
-    def _send(self, parcel: Batch, places: Sequence[int]) -> Awaitable[SendResult | None]:
-        if parcel.prepared is not None and len(places) == len(parcel) and isinstance(self._sink, PreparingSink):
-            return self._sink.send_prepared(parcel.prepared)
-        records = parcel.take(places)
+    def _call(self, batch: Batch, places: Sequence[int]) -> Awaitable[SendResult | None]:
+        if batch.prepared is not None and len(places) == len(batch) and self._preparing is not None:
+            return self._preparing.send_prepared(batch.prepared)
+        records = batch.take(places)
         if self._keyed is not None:
-            return self._keyed.send_keyed(records, parcel.keys(places, self._queue.queue_id))
-        return self._sink.send(records)
+            return self._keyed.send_keyed(records, self._context.queue.keys(batch.numbers_at(places)))
+        return self._context.sink.send(records)
 
-    def note(self, error: BaseException, leave: Pass, parcel: Batch) -> tuple[Verdict, str]:
-        """Count a send that failed, and tell the gate."""
-        verdict, kind = judge(error)
-        counts = self._counts
+    # -- what an error means -------------------------------------------------------------------------------------
+
+    def _note(self, error: BaseException, permit: SendPermit, batch: Batch) -> tuple[Disposition, str]:
+        """Count a send that failed, and let the gate know."""
+        context = self._context
+        counts, gate, now = context.counts, context.gate, context.now()
+        disposition, kind = classify(error)
         counts.failures[kind] += 1
-        if parcel.attempts > 1:
+        counts.last_error = reason(error)
+        if batch.attempts > 1:
             counts.retry_failures[kind] += 1
-        now = self._loop.time()
-        if verdict is Verdict.RETRY:
-            asked = self._backoff.asked(error.retry_after) if isinstance(error, RetryableError) else None
-            was = self._gate.health.state
-            self._gate.failed(leave, now, asked)
-            self._on_failure()
-            if self._gate.health.state == "open" and was == "closed":
-                log.warning("breaker_opened", exporter=self._name, **describe(error))
-        elif verdict is Verdict.PAUSE:
-            self.pause(error, leave)
+        asked = context.backoff.asked(error.retry_after) if isinstance(error, RetryableError) else None
+        if disposition is Disposition.RETRY:
+            was = gate.health.state
+            gate.failed(permit, now, asked)
+            self.on_failure()
+            if gate.health.state == "open" and was == "closed":
+                log.warning("breaker_opened", exporter=context.name, reason=reason(error), **describe(error))
+        elif disposition is Disposition.SLOW_DOWN:
+            gate.throttled(permit, now, asked)
+        elif disposition is Disposition.PAUSE:
+            context.pause(error, permit)
+        elif disposition is Disposition.UNKNOWN:
+            gate.release(permit)
+            context.warn_of(error)
         else:
-            self.answered(leave)
-        return verdict, kind
+            self.answered(permit)
+        return disposition, kind
 
-    def answered(self, leave: Pass) -> None:
-        """Tell the gate that the destination is well."""
-        if self._gate.answered(leave):
-            log.info(
-                "destination_well", exporter=self._name, breaker=self._gate.health.state, pause=self._gate.auth.state
-            )
+    def answered(self, permit: SendPermit) -> None:
+        """The destination is well."""
+        gate = self._context.gate
+        if gate.answered(permit):
+            log.info("destination_well", exporter=self._context.name, breaker=gate.health.state, pause=gate.auth.state)
 
-    def pause(self, error: BaseException, leave: Pass) -> None:
-        """The destination refuses our credentials."""
-        was = self._gate.auth.state
-        self._gate.refused(leave, self._loop.time())
-        if was == "closed" and self._gate.auth.state == "open":
-            self._counts.pauses += 1
-            log.error(
-                "exporter_paused",
-                exporter=self._name,
-                pause=self._config.auth_pause,
-                way_out="give the sink credentials that the destination takes; nothing is dropped meanwhile",
-                **describe(error),
-            )
+    async def _failed(
+        self, batch: Batch, plan: SendPlan, places: Sequence[int], error: BaseException, permit: SendPermit
+    ) -> bool:
+        """Whether the batch's other parts are still to be sent."""
+        counts, retry = self._context.counts, self._context.config.retry
+        disposition, kind = self._note(error, permit, batch)
+        if disposition in SENT_AGAIN:
+            rest = plan.rest()
+            await self._repeat(batch, places, rest, error, kind)
+            return False
+        if disposition is Disposition.PAUSE:
+            await self._put_off(batch, [*places, *plan.rest()], kind, counted=False)
+            return False
+        if disposition is Disposition.SPLIT and len(places) > 1:
+            counts.splits += 1
+            plan.extra += 1  # this ends: halves get smaller
+            plan.halve(places)
+            return True
+        if disposition is Disposition.GIVE_UP and len(places) > 1 and retry.isolate:
+            counts.isolations += 1
+            named = culprits(error, places)
+            found = plan.without(places, named) if named else plan.halve(places)
+            if named:
+                await self.give_up(batch, named, reason(error))
+            if not found:
+                # It goes on later: what is left may be good, and is not given up for what others were.
+                left = [place for place in [*places, *plan.rest()] if place not in set(named)]
+                await self._nack(batch, self._context.backoff.delay(1), left, "isolating", counted=False)
+            return found
+        await self.give_up(batch, places, reason(error))
+        return True
 
     # -- what becomes of records ---------------------------------------------------------------------------------
 
-    def delivered(self, parcel: Batch, count: int, skipped: int) -> None:
-        """The sink took so many records."""
-        counts = self._counts
-        counts.delivered += count
-        counts.delivered_batches += 1
-        counts.skipped += skipped
-        if parcel.attempts > 1:
-            counts.retry_successes += 1
-            if self._budget is not None:
-                self._budget.give_back()
-        elif self._budget is not None:
-            self._budget.earn()
-
-    async def retry(self, parcel: Batch, places: Sequence[int], error: BaseException, kind: str) -> None:
-        """Put records off, or give up those whose attempts are over."""
-        over, places = self._exhausted(parcel, places)
-        for why, gone in over.items():
-            if self._failover is not None:
-                self._failover(parcel, gone)
-                self._counts.failover_in += await parcel.dead_letter(why, gone)
-            else:
-                await self.give_up(parcel, gone, f"{why}; the last was {reason(error)}")
-        if not places:
+    async def _repeat(
+        self, batch: Batch, places: Sequence[int], rest: Sequence[int], error: BaseException, kind: str
+    ) -> None:
+        """Put records off that were sent, or give up those whose attempts are over; the rest goes back as it came."""
+        context = self._context
+        whole = len(places) == batch.unsettled
+        again = await self._unexhausted(batch, places, error)
+        if not again:
+            await self._nack(batch, 0.0, rest, "not_tried", counted=False)
             return
         asked = error.retry_after if isinstance(error, RetryableError) else None
-        # Records that had to wait often don't make those wait that came into the batch beside them.
-        for attempts, again in parcel.by_attempts(places).items():
-            delay = self._backoff.delay(attempts, asked)
-            self._counts.backoff = delay
-            await parcel.nack(delay, again, reason=kind)
+        unknown = classify(error).disposition is Disposition.UNKNOWN and batch.attempts > 1 and not context.strict
+        if whole and len(again) == len(batch) and context.together and not unknown and isinstance(batch, LeasedBatch):
+            context.counts.backoff = delay = context.backoff.delay(batch.attempts, asked)
+            self._keep(batch, delay)
+            return
+        if unknown and len(again) > 1:
+            # One record may be the reason: in two halves, so that the other half gets through.
+            middle = (len(again) + 1) // 2
+            for part, spread in ((again[:middle], 1.0), (again[middle:], 1.5)):
+                delay = spread * context.backoff.ceiling(batch.attempts)
+                context.counts.backoff = delay
+                await self._nack(batch, delay, part, kind)
+        else:
+            # Records that had to wait often don't make those wait that came into the batch with them.
+            for attempts, part in batch.by_attempts(again).items():
+                context.counts.backoff = delay = context.backoff.delay(attempts, asked)
+                await self._nack(batch, delay, part, kind)
+        await self._nack(batch, 0.0, rest, "not_tried", counted=False)
 
-    def _exhausted(self, parcel: Batch, places: Sequence[int]) -> tuple[dict[str, list[int]], Sequence[int]]:
-        policy = self._config.retry
+    def _keep(self, batch: LeasedBatch, delay: float) -> None:
+        batch.extend()
+        batch.kept = True
+        self._kept.add(batch, self._context.now() + delay)
+
+    async def _put_off(self, batch: Batch, places: Sequence[int], why: str, *, counted: bool) -> None:
+        """Records go back as they came, or their batch is kept together."""
+        if isinstance(batch, LeasedBatch) and batch.repeats and len(places) == len(batch):
+            batch.unrepeat()
+            self._keep(batch, 0.0)
+            return
+        await self._nack(batch, 0.0, places, why, counted=counted)
+
+    async def _nack(self, batch: Batch, delay: float, places: Sequence[int], why: str, *, counted: bool = True) -> None:
+        """Give records back, so many between two turns of the loop."""
+        async for part in _portions(batch, places):
+            await batch.nack(delay, part, reason=why, counted=counted)
+
+    async def _unexhausted(self, batch: Batch, places: Sequence[int], error: BaseException) -> Sequence[int]:
+        """Those of the records whose attempts are not over; the others are given up."""
+        context = self._context
+        policy = context.config.retry
         if policy.max_attempts is None and policy.max_age is None:
-            return {}, places
-        attempts, ages = parcel.attempts_by_place(), parcel.ages(self._queue.now_ns())
+            return places
+        attempts, ages = batch.attempts_by_place(), batch.ages(context.queue.now_ns())
         over: dict[str, list[int]] = {}
         left: list[int] = []
         for place in places:
-            why = self._backoff.exhausted(attempts[place], ages[place])
+            why = context.backoff.exhausted(attempts[place], ages[place])
             if why is None:
                 left.append(place)
             else:
                 over.setdefault(why, []).append(place)
-        return over, left
+        for why, gone in over.items():
+            if self.failover is not None:
+                self.failover(batch, gone)
+                context.counts.failover_in += await batch.dead_letter(why, gone)
+            else:
+                await self.give_up(batch, gone, f"{why}; the last was {reason(error)}")
+        return left
 
-    async def give_up(self, parcel: Batch, places: Sequence[int], why: str) -> None:
+    async def give_up(self, batch: Batch, places: Sequence[int], why: str) -> None:
         """Records go to the dead letters."""
-        records = parcel.take_originals(places)
-        try:
-            gone = await parcel.dead_letter(why, places)
-        except DurableQueueError as error:
-            # No room for dead letters, or a disk that fails: the records stay what they are, and come back later.
-            log.error("dead_letters_failed", exporter=self._name, records=len(places), **describe(error))
-            await parcel.nack(self._backoff.ceiling(parcel.attempts), places, reason="dead_letters_failed")
-            return
-        self._counts.dead_lettered += gone
-        log.warning("records_given_up", exporter=self._name, records=gone, error=why.partition(":")[0])
-        if self._keep:
-            self._remember(GivenUp(records=records, reason=why))
-        self._tell(records, why)
+        numbers = batch.numbers_at(places)
+        before = batch.unsettled
+        await self._dead_letters.add(batch, places, why)
+        if self.on_settled is not None and batch.unsettled < before:
+            self.on_settled(numbers, why)
 
-    def _remember(self, letter: GivenUp) -> None:
-        self.given_up.append(letter)
-        self._kept += len(letter.records)
-        while self._kept > _KEPT and len(self.given_up) > 1:
-            self._kept -= len(self.given_up.popleft().records)
+    async def _delivered(self, batch: Batch, places: Sequence[int], skipped: int) -> None:
+        """The sink took these records."""
+        counts = self._context.counts
+        async for part in _portions(batch, places):
+            done = await batch.ack(part)
+            counts.delivered += done
+        self.count_delivered(batch, skipped)
+        if self.on_settled is not None:
+            self.on_settled(batch.numbers_at(places), None)
 
-    def _tell(self, records: list[Any], why: str) -> None:
-        if self._config.on_dead_letter is None:
-            return
-        try:
-            self._config.on_dead_letter(records, why)
-        except Exception as error:  # noqa: BLE001 - the user's function: what it misses is in the log
-            log.error("on_dead_letter_failed", exporter=self._name, **describe(error))
+    def count_delivered(self, batch: Batch, skipped: int) -> None:
+        """A send was taken."""
+        context, counts = self._context, self._context.counts
+        counts.delivered_batches += 1
+        counts.skipped += skipped
+        if batch.attempts > 1:
+            counts.retry_successes += 1
+            if context.budget is not None:
+                context.budget.give_back()
+        elif context.budget is not None:
+            context.budget.earn()
 
-
-class _Trip:
-    """One batch's way: a list of parts that are still to be sent."""
-
-    def __init__(self, courier: Courier, parcel: Batch) -> None:
-        self._courier = courier
-        self._parcel = parcel
-        self._parts: list[Sequence[int]] = []
-        self._bad_in_a_row = 0
-
-    async def run(self, leave: Pass) -> None:
-        courier, parcel = self._courier, self._parcel
-        for place, error in parcel.broken.items():
-            await courier.give_up(parcel, [place], reason(error))
-        self._parts = list(reversed(self._first_parts()))
-        given: Pass | None = leave
-        while self._parts:
-            if given is None:
-                given = courier._gate.acquire(courier._loop.time())
-                if given is None:
-                    await parcel.nack(0.0, reason="gate_closed", counted=False)
-                    return
-            parcel.extend()
-            places = self._parts.pop()
-            outcome = await courier.attempt(parcel, places, given)
-            if isinstance(outcome, BaseException):
-                if not await self._failed(places, outcome, given):
-                    return
-            elif not await self._sent(places, outcome, given):
-                return
-            given = None
-        if given is not None:
-            courier._gate.release(given)  # nothing could be decoded
-
-    def _first_parts(self) -> list[Sequence[int]]:
-        parcel, key = self._parcel, self._courier._key
-        if key is not None:
-            return parcel.waves(key)
-        if parcel.broken:
-            good = [place for place in range(len(parcel)) if place not in parcel.broken]
-            return [good] if good else []
-        return [range(len(parcel))]
-
-    async def _failed(self, places: Sequence[int], error: BaseException, leave: Pass) -> bool:
-        """Whether the batch's other parts are still to be sent."""
-        courier, parcel = self._courier, self._parcel
-        verdict, kind = courier.note(error, leave, parcel)
-        if verdict is Verdict.RETRY:
-            await courier.retry(parcel, places, error, kind)
-            await self._leave_rest()
-            return False
-        if verdict is Verdict.PAUSE:
-            await parcel.nack(0.0, reason=kind, counted=False)
-            return False
-        if verdict is Verdict.SPLIT and len(places) > 1:
-            courier._counts.splits += 1
-            self._halve(places)
-            return True
-        if verdict is Verdict.GIVE_UP and len(places) > 1 and self._worth_isolating():
-            courier._counts.isolations += 1
-            self._halve(places)
-            return True
-        self._bad_in_a_row += 1
-        await courier.give_up(parcel, places, reason(error))
-        return True
-
-    def _worth_isolating(self) -> bool:
-        return self._courier._config.retry.isolate and self._bad_in_a_row < _ALL_BAD
-
-    def _halve(self, places: Sequence[int]) -> None:
-        middle = (len(places) + 1) // 2
-        self._parts += [places[middle:], places[:middle]]
-
-    async def _leave_rest(self) -> None:
-        """The parts that were not tried go back as they came."""
-        if self._parts:
-            await self._parcel.nack(0.0, reason="not_tried", counted=False)
-
-    async def _sent(self, places: Sequence[int], result: SendResult | None, leave: Pass) -> bool:
+    async def _sent(
+        self, batch: Batch, plan: SendPlan, places: Sequence[int], result: SendResult | None, permit: SendPermit
+    ) -> bool:
         """The sink took the part, at least some of it; whether the other parts are still to be sent."""
-        courier, parcel = self._courier, self._parcel
-        rejected = result.rejected if result is not None else None
-        if not rejected:
-            courier.answered(leave)
-            self._bad_in_a_row = 0
-            taken = await parcel.ack(places)
-            courier.delivered(parcel, taken, result.skipped if result is not None else 0)
+        if result is None or not result.rejected:
+            self.answered(permit)
+            await self._delivered(batch, places, 0 if result is None else result.skipped)
             return True
-        return await self._partly(places, rejected, leave, result.skipped if result is not None else 0)
+        return await self._partly(batch, plan, places, result, permit)
 
-    async def _partly(self, places: Sequence[int], rejected: Any, leave: Pass, skipped: int) -> bool:
-        courier, parcel = self._courier, self._parcel
-        by_verdict: dict[Verdict, dict[str, list[int]]] = {}
-        errors: dict[str, BaseException] = {}
-        refused: set[int] = set()
-        for at, error in rejected.items():
-            if not 0 <= at < len(places):
-                error_text = f"the sink rejected record {at} of a batch of {len(places)}"
-                error, at = PermanentError(error_text), 0  # noqa: PLW2901 - a sink's fault costs one record, not the count
-            verdict, _ = judge(error)
-            why = reason(error)
-            errors[why] = error
-            refused.add(places[at])
-            by_verdict.setdefault(verdict, {}).setdefault(why, []).append(places[at])
-        paused = by_verdict.get(Verdict.PAUSE)
-        if paused:
-            courier.pause(next(iter(errors[why] for why in paused)), leave)
+    async def _partly(
+        self, batch: Batch, plan: SendPlan, places: Sequence[int], result: SendResult, permit: SendPermit
+    ) -> bool:
+        context = self._context
+        refused = await self._by_reason(places, result.rejected)
+        pausing = [error for error, _ in refused if classify(error).disposition is Disposition.PAUSE]
+        slowing = [error for error, _ in refused if classify(error).disposition is Disposition.SLOW_DOWN]
+        if pausing:
+            context.pause(pausing[0], permit)
+        elif slowing:
+            asked = [context.backoff.asked(error.retry_after) for error in slowing if isinstance(error, RetryableError)]
+            hold = max((each for each in asked if each is not None), default=None)
+            context.gate.throttled(permit, context.now(), hold)
         else:
-            courier.answered(leave)
-        good = [place for place in places if place not in refused]
-        if good:
-            self._bad_in_a_row = 0
-            courier.delivered(parcel, await parcel.ack(good), skipped)
-        for verdict in (Verdict.GIVE_UP, Verdict.SPLIT):
-            for why, gone in by_verdict.get(verdict, {}).items():
-                courier._counts.failures[judge(errors[why])[1]] += 1
-                await courier.give_up(parcel, gone, why)
-        for why, again in by_verdict.get(Verdict.RETRY, {}).items():
-            kind = judge(errors[why])[1]
-            courier._counts.failures[kind] += 1
-            await courier.retry(parcel, again, errors[why], kind)
-        if paused:
-            await parcel.nack(0.0, reason="auth", counted=False)
+            self.answered(permit)
+        out = {place for _, part in refused for place in part}
+        if len(out) < len(places):
+            await self._delivered(batch, [place for place in places if place not in out], result.skipped)
+        again = False
+        paused: list[int] = []
+        for error, part in refused:
+            disposition, kind = classify(error)
+            context.counts.failures[kind] += 1
+            context.counts.last_error = reason(error)
+            if disposition is Disposition.PAUSE:
+                paused += part
+            elif disposition in SENT_AGAIN:
+                again = True
+                if disposition is Disposition.UNKNOWN:
+                    context.warn_of(error)
+                await self._repeat(batch, part, (), error, kind)
+            else:
+                await self.give_up(batch, part, reason(error))
+        if pausing:
+            await self._nack(batch, 0.0, [*paused, *plan.rest()], "auth", counted=False)
             return False
-        if Verdict.RETRY in by_verdict and courier._key is not None:
-            await self._leave_rest()
+        if again and (context.key is not None or context.config.ordering == "order"):
+            await self._nack(batch, 0.0, plan.rest(), "not_tried", counted=False)
             return False
         return True
+
+    async def _by_reason(
+        self, places: Sequence[int], rejected: Mapping[int, SinkError]
+    ) -> list[tuple[BaseException, list[int]]]:
+        """The records that were not taken, by what was said about them."""
+        found: dict[tuple[type, str, float | None], tuple[BaseException, list[int]]] = {}
+        wrong = 0
+        for count, (index, error) in enumerate(rejected.items()):
+            if count % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
+            if not 0 <= index < len(places):
+                wrong += 1
+                continue
+            key = (type(error), str(error), getattr(error, "retry_after", None))
+            found.setdefault(key, (error, []))[1].append(places[index])
+        if wrong and not found:
+            # A bug in the sink costs one record, not the count.
+            error = PermanentError(f"the sink rejected records that are not in its batch of {len(places)}")
+            return [(error, [places[0]])]
+        return list(found.values())
+
+
+async def _portions(batch: Batch, places: Sequence[int]) -> AsyncIterator[Sequence[int]]:
+    """Places to settle, so many between two turns of the loop; a batch as a whole costs no more than a record."""
+    if len(places) <= _STEP or len(places) == len(batch) or isinstance(places, range):
+        if places:
+            yield places
+        return
+    for low in range(0, len(places), _STEP):
+        if low:
+            await asyncio.sleep(0)
+        yield places[low : low + _STEP]
+
+
+def _ignore(*_: Any) -> None:
+    """Nobody asked."""

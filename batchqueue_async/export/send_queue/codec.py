@@ -18,7 +18,6 @@ comes back as a mapping, a tuple as a list. An exporter with its own `encode` an
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -26,7 +25,7 @@ import msgspec
 from batchqueue_async.errors import PermanentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _RAW = b"\x00"
 _TEXT = b"\x01"
@@ -95,30 +94,3 @@ def encode_all(batch: Sequence[Any]) -> list[bytes]:
 def decode_all(payloads: Sequence[bytes]) -> list[Any]:
     """Records of bytes; as `decode` does it."""
     return [data[1:] if data[:1] == _RAW else decode(data) for data in payloads]
-
-
-def size_of(record: Any) -> int:
-    """The bytes that a record counts for in memory: its length where it has one in bytes, else that of its encoding.
-
-    Example:
-        >>> size_of(b"abc"), size_of("é"), size_of({"a": 1})
-        (3, 2, 5)
-    """
-    if isinstance(record, bytes | bytearray):
-        return len(record)
-    if isinstance(record, str):
-        return len(record) if record.isascii() else len(record.encode(errors="surrogatepass"))
-    size = getattr(record, "nbytes", None)
-    if isinstance(size, int):
-        return size
-    try:
-        return len(encode(record))
-    except PermanentError:
-        return sys.getsizeof(record)
-
-
-def sizes_of(batch: Sequence[Any], measure: Callable[[Any], int] = size_of) -> list[int]:
-    """The sizes of records; quickly where they are bytes."""
-    if set(map(type, batch)) == _BYTES:
-        return list(map(len, batch))
-    return list(map(measure, batch))

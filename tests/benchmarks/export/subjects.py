@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import batchqueue_async as bq
-from batchqueue_async.export.delivery.in_flight import Parcel
+from batchqueue_async.export.delivery.leased_batch import LeasedBatch
 from batchqueue_async.export.engine import Engine
 
 if TYPE_CHECKING:
@@ -86,15 +86,16 @@ def bookkeeping(times: int) -> float:
         await engine.open(bq.DurableQueue.open)
         await engine.queue.put([b"x"])
         lease = await engine.queue.lease(1, 1_000, 0)
-        parcel = Parcel([lease])
-        gate, courier, now = engine.gate, engine.courier, asyncio.get_running_loop().time
+        assert lease is not None
+        batch = LeasedBatch([lease])
+        gate, sender, now = engine.gate, engine.sender, asyncio.get_running_loop().time
         start = time.perf_counter()
         for _ in range(times):
             gate.wait(now())
             leave = gate.acquire(now())
             assert leave is not None
-            courier.answered(leave)
-            courier.delivered(parcel, 1, 0)
+            sender.answered(leave)
+            sender.count_delivered(batch, 0)
             gate.release(leave)
         return (time.perf_counter() - start) / times
 

@@ -5,15 +5,15 @@ A record is known by its place in the batch. Whole batches, by far the most, are
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.errors import PermanentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
-    from batchqueue_async.leases.lease import Lease
+    from batchqueue_async.export.send_queue.protocol import QueueLease, Span
 
 
 class Batch:
@@ -27,18 +27,20 @@ class Batch:
         broken: places of records that can't be decoded or prepared, and why.
         originals: the records before they were prepared; None if they were not.
         prepared: what the sink made of all of the records for `send_prepared`; None if it did not.
+        kept: whether it waits for its repetition as it is.
     """
 
-    __slots__ = ("attempts", "broken", "enqueued_ns", "numbers", "originals", "prepared", "records")
+    __slots__ = ("attempts", "broken", "enqueued_ns", "kept", "numbers", "originals", "prepared", "records")
 
     def __init__(self, records: list[Any], numbers: Sequence[int], *, attempts: int, enqueued_ns: int) -> None:
         self.records = records
         self.numbers = numbers
-        self.attempts = attempts
+        self.attempts: int = attempts
         self.enqueued_ns = enqueued_ns
         self.broken: dict[int, PermanentError] = {}
         self.originals: list[Any] | None = None
         self.prepared: Any = None
+        self.kept = False
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -57,16 +59,21 @@ class Batch:
         originals = self.originals
         return self.take(places) if originals is None else [originals[place] for place in places]
 
-    def keys(self, places: Sequence[int], queue_id: str) -> list[str]:
-        """The idempotency keys of the records at these places."""
+    def numbers_at(self, places: Sequence[int]) -> Sequence[int]:
+        """The sequence numbers of the records at these places."""
+        if len(places) == len(self):
+            return self.numbers
         numbers = self.numbers
-        return [f"{queue_id}/{numbers[place]}" for place in places]
+        return [numbers[place] for place in places]
 
     def waves(self, key: Callable[[Any], Hashable]) -> list[Sequence[int]]:
-        """The places in sends that hold each key once, so that nothing of a key goes beside what may be refused."""
+        """The places in sends that hold each key once, so that nothing of a key goes with what may be refused.
+
+        The key is asked of the records as they were handed over: what was made of them for the sink may have none.
+        """
         waves: list[list[int]] = []
         seen: dict[Hashable, int] = {}
-        for place, record in enumerate(self.records):
+        for place, record in enumerate(self.records if self.originals is None else self.originals):
             if place in self.broken:
                 continue
             found = key(record)
@@ -113,38 +120,56 @@ class Batch:
         """Let the time that they may take begin anew."""
 
 
-class Parcel(Batch):
-    """A batch of the send queue, and the leases that its records are settled with."""
+class LeasedBatch(Batch):
+    """A batch of the send queue, and the leases that its records are settled with.
 
-    __slots__ = ("_leases", "_payloads", "_runs")
+    A batch that is kept together for its repetition is the same object each time it is sent; `repeats` counts how
+    often it was sent before, since its lease was granted only once.
+    """
 
-    def __init__(self, leases: list[Lease]) -> None:
-        runs = [run for lease in leases for run in lease._all]
+    __slots__ = ("_leases", "_payloads", "_starts", "repeats", "weight")
+
+    def __init__(self, leases: list[QueueLease]) -> None:
         self._leases = leases
-        self._runs = runs
-        first = runs[0]
-        numbers: Sequence[int]
-        if len(runs) == 1 and not leases[0]._newest_first:
-            payloads: list[Any] = first.frame.payloads or []
-            whole = len(payloads) == first.high - first.low
-            self._payloads = payloads if whole else payloads[first.low : first.high]
-            numbers, attempts, enqueued_ns = range(first.seq, first.end), first.attempts, first.frame.enqueued_ns
+        first = leases[0]
+        if len(leases) == 1:
+            self._payloads = first.payloads
+            numbers = first.numbers
         else:
-            turn = -1 if leases[0]._newest_first else 1
-            self._payloads = [
-                record for run in runs for record in (run.frame.payloads or [])[run.low : run.high][::turn]
-            ]
-            numbers = list(chain.from_iterable(range(run.seq, run.end)[::turn] for run in runs))
-            attempts = max(run.attempts for run in runs)
-            enqueued_ns = min(run.frame.enqueued_ns for run in runs)
-        super().__init__(self._payloads, numbers, attempts=attempts, enqueued_ns=enqueued_ns)
+            self._payloads = list(chain.from_iterable(lease.payloads for lease in leases))
+            numbers = list(chain.from_iterable(lease.numbers for lease in leases))
+        self._starts = [0, *accumulate(map(len, leases))]
+        self.weight = sum([lease.weight for lease in leases])
+        self.repeats = 0
+        spans = self._spans()
+        super().__init__(
+            self._payloads,
+            numbers,
+            attempts=max([span.attempts for span in spans]),
+            enqueued_ns=min([span.enqueued_ns for span in spans]),
+        )
+
+    def _spans(self) -> list[Span]:
+        leases = self._leases
+        return leases[0].spans if len(leases) == 1 else [span for lease in leases for span in lease.spans]
+
+    def repeat(self) -> None:
+        """It is sent once more, as it is."""
+        self.kept = False
+        self.repeats += 1
+        self.attempts += 1
+
+    def unrepeat(self) -> None:
+        """It was not sent after all."""
+        self.repeats -= 1
+        self.attempts -= 1
 
     def decode(self, decode: Callable[[Sequence[bytes]], list[Any]]) -> None:
-        """Make records of the payloads; those that can't be are `broken`."""
+        """Make the records of what the disk has; the places of those that can't be are in `broken`."""
         self.change(self._payloads, decode)
 
     def prepare(self, prepare: Callable[[list[Any]], Sequence[Any]]) -> None:
-        """Make of the records what is sent, one of each; where that fails they are `broken`."""
+        """Let the user's function make what is sent; a record for which it fails goes to the dead letters."""
 
         def one_of_each(records: Sequence[Any]) -> list[Any]:
             try:
@@ -176,11 +201,11 @@ class Parcel(Batch):
 
     def attempts_by_place(self) -> list[int]:
         """How often each record has been sent, this time included."""
-        return [run.attempts for run in self._runs for _ in range(run.low, run.high)]
+        return [span.attempts + self.repeats for span in self._spans() for _ in range(span.records)]
 
     def by_attempts(self, places: Sequence[int]) -> dict[int, Sequence[int]]:
         """The places by how often their records have been sent, this time included."""
-        if all(run.attempts == self.attempts for run in self._runs):
+        if all(span.attempts + self.repeats == self.attempts for span in self._spans()):
             return {self.attempts: places}
         attempts = self.attempts_by_place()
         found: dict[int, list[int]] = {}
@@ -190,20 +215,20 @@ class Parcel(Batch):
 
     def ages(self, now_ns: int) -> list[float]:
         """Seconds since each record came in."""
-        return [(now_ns - run.frame.enqueued_ns) * 1e-9 for run in self._runs for _ in range(run.low, run.high)]
+        return [(now_ns - span.enqueued_ns) * 1e-9 for span in self._spans() for _ in range(span.records)]
 
     # -- settling ------------------------------------------------------------------------------------------------
 
     @property
     def unsettled(self) -> int:
         """Records that are still to be settled."""
-        return sum(lease.unsettled for lease in self._leases)
+        return sum([lease.unsettled for lease in self._leases])
 
     async def ack(self, places: Sequence[int] | None = None) -> int:
         """The records, all that are left or these, are done; how many."""
         done = 0
-        for lease, seqs in self._shares(places):
-            done += await lease.ack(seqs)
+        for lease, indices in self._shares(places):
+            done += await lease.ack(indices)
         return done
 
     async def nack(
@@ -211,15 +236,15 @@ class Parcel(Batch):
     ) -> int:
         """The records, all that are left or these, are to be sent again; how many."""
         done = 0
-        for lease, seqs in self._shares(places):
-            done += await lease.nack(delay, seqs, reason=reason, counted=counted)
+        for lease, indices in self._shares(places):
+            done += await lease.nack(delay, indices, reason=reason, counted=counted)
         return done
 
     async def dead_letter(self, reason: str, places: Sequence[int] | None = None) -> int:
         """The records, all that are left or these, are given up; how many."""
         done = 0
-        for lease, seqs in self._shares(places):
-            done += await lease.dead_letter(reason, seqs)
+        for lease, indices in self._shares(places):
+            done += await lease.dead_letter(reason, indices)
         return done
 
     def extend(self) -> None:
@@ -227,16 +252,19 @@ class Parcel(Batch):
         for lease in self._leases:
             lease.extend()
 
-    def _shares(self, places: Sequence[int] | None) -> Iterable[tuple[Lease, list[int] | None]]:
-        """Each lease with its part of the places, as sequence numbers; None is all."""
+    def _shares(self, places: Sequence[int] | None) -> list[tuple[QueueLease, Sequence[int] | None]]:
+        """Each lease with its part of the places, as its own indices; None is all."""
+        leases = self._leases
         if places is None or len(places) == len(self):
-            return [(lease, None) for lease in self._leases]
-        numbers = [self.numbers[place] for place in places]
-        if len(self._leases) == 1:
-            return [(self._leases[0], numbers)]
-        owners = {seq: lease for lease in self._leases for run in lease._all for seq in range(run.seq, run.end)}
-        shares: dict[int, tuple[Lease, list[int]]] = {}
-        for seq in numbers:
-            lease = owners[seq]
-            shares.setdefault(id(lease), (lease, []))[1].append(seq)
-        return list(shares.values())
+            return [(lease, None) for lease in leases]
+        if len(leases) == 1:
+            return [(leases[0], places)]
+        shares: list[tuple[QueueLease, Sequence[int] | None]] = []
+        ordered, at = sorted(places), 0
+        for lease, start, end in zip(leases, self._starts, self._starts[1:], strict=False):
+            low = at
+            while at < len(ordered) and ordered[at] < end:
+                at += 1
+            if at > low:
+                shares.append((lease, [place - start for place in ordered[low:at]]))
+        return shares
