@@ -23,11 +23,12 @@ import contextlib
 import socket
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from batchqueue_async.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from types import TracebackType
 
 Fault = Literal["pass", "delay", "limit", "half_open", "mute", "slow_close", "reset", "refuse"]
@@ -247,7 +248,7 @@ class FaultProxy:
             await asyncio.wait_for(self._changed.wait(), seconds)
 
 
-async def _both(*pumps: asyncio._CoroutineLike[None]) -> None:
+async def _both(*pumps: Coroutine[Any, Any, None]) -> None:
     """Run both directions to their ends; one that breaks ends the other, as the connection is gone then."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -56,14 +56,15 @@ class _JumpingSelector(selectors.DefaultSelector):
     """Where an event loop would wait for its next timer, asks the loop to jump there instead."""
 
     loop: VirtualTimeLoop
+    jump: Callable[[], bool]
+    stalled: Callable[[], VirtualTimeError]
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(0)
-        if not events and (timeout is None or timeout > 0) and not self.loop._jump():
+        if not events and (timeout is None or timeout > 0) and not self.jump():
             events = super().select(self.loop.stall_timeout)
             if not events:
-                why = f"no timer can fire (holds on the clock: {self.loop._holds}), no I/O or thread came"
-                raise self.loop._error(f"nothing is ready, {why} in {self.loop.stall_timeout} real seconds")
+                raise self.stalled()
         return events
 
 
@@ -124,7 +125,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     ) -> None:
         selector = _JumpingSelector()
         super().__init__(selector)
-        selector.loop = self
+        selector.loop, selector.jump, selector.stalled = self, self._jump, self._stalled
         self.seed = seed
         self.stall_timeout = stall_timeout
         self.time_limit = time_limit
@@ -158,7 +159,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         timer = _OrderedTimer(when, callback, args, self, context)
         timer.number = next(self._timer_numbers)
         heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        # as asyncio's own call_at, so that a cancelled timer is counted
+        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
         return timer
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
@@ -186,6 +188,25 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         # those with when <= now, none of them early and, however it is rounded, none left behind.
         self._clock_resolution = math.ulp(when)
         return True
+
+    def _stalled(self) -> VirtualTimeError:
+        why = f"no timer can fire (holds on the clock: {self._holds}), no I/O or thread came"
+        return self._error(f"nothing is ready, {why} in {self.stall_timeout} real seconds")
+
+    async def settle(self, rounds: int) -> None:
+        """Let everything that is ready run, until nothing is; see `settle` of this module."""
+        quiet = 0
+        self._settling += 1
+        try:
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+                # The other callers of settle() are always ready; the second quiet round has asked for I/O in between.
+                quiet = quiet + 1 if len(self._ready) < self._settling else 0
+                if quiet == 2:  # noqa: PLR2004
+                    return
+        finally:
+            self._settling -= 1
+        raise self._error(f"not settled after {rounds} rounds: something is always ready, such as a loop of sleep(0)")
 
     def _error(self, reason: str) -> VirtualTimeError:
         tasks = sorted(map(_whereabouts, asyncio.all_tasks(self)))
@@ -243,22 +264,11 @@ async def settle(rounds: int = 10_000) -> None:
         >>> run_virtual(main)
         True
     """
-    if not isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
-        for _ in range(min(rounds, 50)):
-            await asyncio.sleep(0)
+    if isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
+        await loop.settle(rounds)
         return
-    quiet = 0
-    loop._settling += 1
-    try:
-        for _ in range(rounds):
-            await asyncio.sleep(0)
-            # The other callers of settle() are always ready; the second quiet round has asked for I/O in between.
-            quiet = quiet + 1 if len(loop._ready) < loop._settling else 0
-            if quiet == 2:  # noqa: PLR2004
-                return
-    finally:
-        loop._settling -= 1
-    raise loop._error(f"not settled after {rounds} rounds: something is always ready, such as a loop of sleep(0)")
+    for _ in range(min(rounds, 50)):
+        await asyncio.sleep(0)
 
 
 async def advance(seconds: float) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from sys import _current_frames  # documented, for all its name
+from sys import _current_frames  # documented, for all its name  # pyright: ignore[reportPrivateUsage]
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import forks, log

@@ -18,13 +18,14 @@ from batchqueue_async.durable.disk import inspect
 if TYPE_CHECKING:
     import argparse
 
+    from batchqueue_async.cli.main import Commands
     from batchqueue_async.durable.disk.inspect import Overview
 
 _PREVIEW = 60
 _SECRETS = "show the payloads: they may hold what others must not see"
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: Commands) -> None:
     """Add `disk` and its own commands."""
     disk = commands.add_parser("disk", help="inspect, verify and repair a durable queue's directory")
     actions = disk.add_subparsers(dest="action", required=True, metavar="ACTION")

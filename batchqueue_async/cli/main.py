@@ -9,12 +9,21 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from batchqueue_async.errors import BatchQueueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+class Commands(Protocol):
+    """Where a command registers itself: the part that is used of an argparse object whose class has no public name."""
+
+    def add_parser(self, name: str, *, help: str, description: str = ...) -> argparse.ArgumentParser:  # noqa: A002 - argparse's
+        """Add the parser of a command."""
+        ...
+
 
 COMMANDS = ("disk", "size")
 

@@ -12,8 +12,10 @@ from batchqueue_async.export import sizing
 if TYPE_CHECKING:
     import argparse
 
+    from batchqueue_async.cli.main import Commands
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+
+def register(commands: Commands) -> None:
     """Add `size`."""
     text = "drain rate and drain time of an exporter's backlog, and what an outage needs"
     size = commands.add_parser("size", help=text, description=text)

@@ -282,7 +282,7 @@ class BatchQueue(Generic[T]):
             >>> asyncio.run(main())
             True
         """
-        if self._here._is_owned():
+        if self._here._is_owned():  # pyright: ignore[reportPrivateUsage]
             route: Route[T] | None = self._only
             if route is None:
                 by_type = self._by_type
@@ -305,7 +305,7 @@ class BatchQueue(Generic[T]):
         Raises:
             WrongLoopError: on another thread or loop; use `bridge()` there.
         """
-        if self._here._is_owned():
+        if self._here._is_owned():  # pyright: ignore[reportPrivateUsage]
             route: Route[T] | None = self._only
             if route is None:
                 by_type = self._by_type

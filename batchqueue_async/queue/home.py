@@ -54,16 +54,16 @@ class HomeLoop:
         A thread runs one loop at a time: if this is the queue's thread, and its loop runs, then it runs here. That is
         a quarter of the price of asyncio.get_running_loop().
         """
-        return self.mark._is_owned() and self.loop.is_running()
+        return self.mark._is_owned() and self.loop.is_running()  # pyright: ignore[reportPrivateUsage]
 
     def check(self, call: str) -> None:
         """The full check, of thread and running loop, on every path but the hottest."""
-        if not (self.mark._is_owned() and self.loop.is_running()):
+        if not (self.mark._is_owned() and self.loop.is_running()):  # pyright: ignore[reportPrivateUsage]
             raise self.error(call)
 
     def check_thread(self, call: str) -> None:
         """The check of the thread alone, for a path that makes the full one later."""
-        if not self.mark._is_owned():
+        if not self.mark._is_owned():  # pyright: ignore[reportPrivateUsage]
             raise self.error(call)
 
     def error(self, call: str) -> BatchQueueError:
