@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from batchqueue_async.bridge.credits import Parker, ThreadWaiter
 from batchqueue_async.bridge.held_loops import held_loops, running_loop
@@ -404,7 +404,7 @@ class SyncQueue(Generic[T]):
 
         `timeout` is that of this call; that of the handler's calls is `handler_timeout` here.
         """
-        add = partial(self._queue.add_handler, type, handler, weight, max_batch, linger, handler_timeout)
+        add = partial(self._add_handler, type, handler, weight, max_batch, linger, handler_timeout)
         self._ask("add_handler", lambda: as_coroutine(add), timeout)
 
     def stats(self, timeout: float | None = None) -> QueueStats:
@@ -431,6 +431,9 @@ class SyncQueue(Generic[T]):
         """`flush` for a coroutine on another event loop."""
         await self._ask_async("flush", self._queue.flush, timeout)
 
+    def _add_handler(self, kind: type[Any], handler: Handler[Any], *options: Any) -> None:
+        self._queue.add_handler(kind, cast("Any", handler), *options)
+
     async def add_handler_async(
         self,
         type: type,  # noqa: A002 - as BatchQueue
@@ -443,7 +446,7 @@ class SyncQueue(Generic[T]):
         handler_timeout: float | None = None,
     ) -> None:
         """`add_handler` for a coroutine on another event loop."""
-        add = partial(self._queue.add_handler, type, handler, weight, max_batch, linger, handler_timeout)
+        add = partial(self._add_handler, type, handler, weight, max_batch, linger, handler_timeout)
         await self._ask_async("add_handler", lambda: as_coroutine(add), timeout)
 
     async def stats_async(self, timeout: float | None = None) -> QueueStats:
