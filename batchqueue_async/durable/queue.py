@@ -133,6 +133,12 @@ class DurableQueue:
         self._closers: list[Callable[[], None]] = []
         self._recovery: RecoveryReport
 
+    def after_fork(self) -> None:
+        """In a forked child: the threads are gone, and the parent is still the owner."""
+        self._phase = "forked"
+        self._open_loop = None
+        self._lock = None  # its descriptor is closed where it was opened
+
     def __repr__(self) -> str:
         return f"DurableQueue({str(self.path)!r}, {self._phase})"
 
@@ -628,9 +634,7 @@ def _nothing(_result: object, _error: BaseException | None) -> None:
 def _after_fork() -> None:
     """In the child of a fork the threads are gone and the parent is still the owner."""
     for queue in list(_open_queues):
-        queue._phase = "forked"
-        queue._open_loop = None
-        queue._lock = None  # its descriptor is closed where it was opened
+        queue.after_fork()
     _open_queues.clear()
 
 

@@ -47,13 +47,13 @@ class MemorySink:
 
     async def send(self, batch: Sequence[Any]) -> None:
         """Keep the records."""
-        self._keep(batch)
+        self.keep(batch)
 
     async def send_keyed(self, batch: Sequence[Any], keys: Sequence[str]) -> SendResult:
         """Keep the records whose keys are new."""
         fresh = [record for record, key in zip(batch, keys, strict=True) if key not in self.keys]
         self.keys.update(keys)
-        self._keep(fresh)
+        self.keep(fresh)
         return SendResult(skipped=len(batch) - len(fresh))
 
     async def begin(self, key: BatchKey) -> MemoryTransaction | None:
@@ -70,7 +70,8 @@ class MemorySink:
         """Stop taking records; they stay readable."""
         self.opened = False
 
-    def _keep(self, batch: Sequence[Any]) -> None:
+    def keep(self, batch: Sequence[Any]) -> None:
+        """Keep the records of a batch that is in."""
         if batch:
             self.batches.append(list(batch))
             self.records.extend(batch)
@@ -92,7 +93,7 @@ class MemoryTransaction:
     async def commit(self) -> None:
         """Keep the records, and note that the batch is in."""
         for batch in self._batches:
-            self._sink._keep(batch)
+            self._sink.keep(batch)
         self._sink.delivered[self._key.source] = self._key.number
         await self.rollback()
 

@@ -191,7 +191,7 @@ def _open_collect(frame: Any) -> tuple[Iterator[Any], Callable[[], object]] | No
     if connect is None or getattr(frame, "_jdf", None) is None:
         return None
 
-    port, secret, server = frame._jdf.collectAsArrowToPython()
+    port, secret, server = frame._jdf.collectAsArrowToPython()  # noqa: SLF001 - PySpark's own
     file, socket = connect((port, secret))
 
     def finish() -> None:
@@ -204,7 +204,7 @@ def _open_collect(frame: Any) -> tuple[Iterator[Any], Callable[[], object]] | No
 def _connector() -> Callable[[Any], tuple[Any, Any]] | None:
     try:
         need("pyspark.errors.exceptions.captured").unwrap_spark_exception  # noqa: B018 - is it there?
-        return cast("Callable[[Any], tuple[Any, Any]]", need("pyspark.util")._create_local_socket)
+        return cast("Callable[[Any], tuple[Any, Any]]", need("pyspark.util")._create_local_socket)  # noqa: SLF001 - PySpark's own
     except (ImportError, AttributeError):
         return None
 
@@ -267,7 +267,7 @@ class _Jobs:
         if _connector() is None or getattr(frame, "_jdf", None) is None:
             return None
         try:
-            partitions = frame._jdf.toArrowBatchRdd().toJavaRDD()
+            partitions = frame._jdf.toArrowBatchRdd().toJavaRDD()  # noqa: SLF001 - PySpark's own
             schema = need("pyspark.sql.pandas.types").to_arrow_schema(frame.schema, timezone="UTC")
         except (AttributeError, TypeError):
             return None
@@ -326,10 +326,10 @@ class _Jobs:
         connect = cast("Callable[[Any], tuple[Any, Any]]", _connector())
         try:
             context.addJobTag(self._tag)
-            wanted = context._jvm.java.util.ArrayList()
+            wanted = context._jvm.java.util.ArrayList()  # noqa: SLF001 - PySpark's own
             for number in range(group.start, group.start + group.count):
                 wanted.add(number)
-            file, socket = connect(context._jvm.PythonRDD.runJob(context._jsc.sc(), self._partitions, wanted))
+            file, socket = connect(context._jvm.PythonRDD.runJob(context._jsc.sc(), self._partitions, wanted))  # noqa: SLF001 - PySpark's own
         except BaseException as error:  # noqa: BLE001 - it is raised where the group is waited for
             group.error = _as_spark_says(error)
             return

@@ -54,7 +54,7 @@ def _active_query(frame: Any, context: Any, query: str) -> Any:
     if session is None:
         return None
     try:
-        key = context._jvm.java.util.UUID.fromString(query)
+        key = context._jvm.java.util.UUID.fromString(query)  # noqa: SLF001 - PySpark's own
         return session().sharedState().activeStreamingQueries().get(key)
     except Exception:  # noqa: BLE001 - an inner part of Spark, of any version: without it less is known, no more
         return None

@@ -32,7 +32,8 @@ class Secret:
     __slots__ = ("_reference",)
 
     def __init__(self, reference: str | Secret) -> None:
-        self._reference: str = reference._reference if isinstance(reference, Secret) else reference
+        # Another secret is copied, not revealed: what it refers to may change.
+        self._reference: str = reference._reference if isinstance(reference, Secret) else reference  # noqa: SLF001 - its own class
 
     def reveal(self) -> str:
         """The value, read from where it is now.
