@@ -102,6 +102,7 @@ class Dispatcher(Generic[T]):
     Attributes:
         entries: the handlers by type.
         weight: the sum of their weights.
+        lingers: whether one of them has a linger of its own.
     """
 
     __slots__ = (
@@ -122,6 +123,7 @@ class Dispatcher(Generic[T]):
         "handler_timeout",
         "limiter",
         "linger",
+        "lingers",
         "max_batch",
         "name",
         "on_error",
@@ -153,6 +155,7 @@ class Dispatcher(Generic[T]):
         self.linger = config.linger
         self._retry = config.retry
         self._lingering = 0
+        self.lingers = False
         self._closing: set[asyncio.Task[None]] = set()
         self._unclosed: dict[int, Handler[T]] = {}
         """Handlers with `on_close` that were let go of in the midst of a call, by identity."""
@@ -196,6 +199,7 @@ class Dispatcher(Generic[T]):
             entry.replace(handler, options, self.handler_timeout)
         self.weight += options.weight
         self._lingering += options.linger is not None
+        self.lingers = self._lingering > 0
         self._note_idler(entry)
         self._let_go(before, entry.turns)
 
@@ -210,6 +214,7 @@ class Dispatcher(Generic[T]):
             return False
         entry.retire()
         self._uncount(entry)
+        self.lingers = self._lingering > 0
         if not self.entries:
             self.weight = 0.0  # no rounding error outlives the handlers
         self._note_idler(entry)
@@ -218,11 +223,6 @@ class Dispatcher(Generic[T]):
         return True
 
     # -- lingering -----------------------------------------------------------------------------------------------
-
-    @property
-    def lingers(self) -> bool:
-        """Whether a handler has a linger of its own."""
-        return self._lingering > 0
 
     def linger_of(self, partition: Partition[T]) -> float:
         """How many seconds a batch of the partition may wait: the shortest time of the types that it holds."""

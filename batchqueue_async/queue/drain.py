@@ -49,7 +49,7 @@ class Dispatch(Protocol[T]):
 
     @property
     def lingers(self) -> bool:
-        """Whether a handler has a linger of its own."""
+        """Whether a handler has a linger of its own; a plain attribute, read in each round."""
         ...
 
     def linger_of(self, partition: Partition[T]) -> float:
