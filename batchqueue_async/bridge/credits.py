@@ -200,24 +200,25 @@ class PartitionCredits(Generic[T]):
         places = room - room // 2 if self._shared and self.inbox.waits else room
         if places > 0:
             partition.hold(places)
-            with self.inbox.lock:
-                self._lend(places)
+            self.inbox.guarded(self._lend, places)
 
     def reclaim(self) -> bool:
         """Take unused places back for a producer of the loop; whether there were any."""
-        inside = self.inbox.is_held_here()
-        with self.inbox.lock:
-            if not (self.free or inside):
-                self.balance()
-            # Where threads don't wait, a place too many taken from them would be a refusal without need.
-            places = self.free - self.free // 2 if self.inbox.waits else min(1, self.free)
-            self._lent -= places
-            self.free -= places
+        places = self.inbox.guarded(self._take_back, self.inbox.is_held_here())
         if not places:
             return False
         self._shared = True
         self.partition.unhold(places)
         return True
+
+    def _take_back(self, inside: bool) -> int:  # noqa: FBT001 - see `ThreadInbox.is_held_here`
+        if not (self.free or inside):
+            self.balance()
+        # Where threads don't wait, a place too many taken from them would be a refusal without need.
+        places = self.free - self.free // 2 if self.inbox.waits else min(1, self.free)
+        self._lent -= places
+        self.free -= places
+        return places
 
     def unused(self) -> int:
         """How many places the inbox has that nobody has used yet: the partition is not full as long as there are."""
@@ -225,8 +226,7 @@ class PartitionCredits(Generic[T]):
 
     def queue_up(self) -> None:
         """Join the partition's own line for those who wait at the inbox."""
-        with self.inbox.lock:
-            wanted = self._wanted()
+        wanted = self.inbox.guarded(self._wanted)
         if not wanted or self.partition.closed:
             return
         if self._stand_in is None:
@@ -241,10 +241,9 @@ class PartitionCredits(Generic[T]):
         places = stand_in.reserved
         self.partition.use_reserved(stand_in, places)
         self.partition.hold(places)
-        with self.inbox.lock:
-            self._lend(places)
-            # Some of those for whom it stands may have left since, and others come.
-            stand_in.want = self._wanted()
+        self.inbox.guarded(self._lend, places)
+        # Some of those for whom it stands may have left since, and others come.
+        stand_in.want = self.inbox.guarded(self._wanted)
 
     def unload(self) -> list[T]:
         """Under the lock: what came in since the last time; its places are the partition's again."""

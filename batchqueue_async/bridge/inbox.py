@@ -17,7 +17,7 @@ from __future__ import annotations
 import operator
 import threading
 from operator import countOf
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from batchqueue_async._support import forks, log
 from batchqueue_async.bridge.credits import PartitionCredits, pause_of
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.batch_queue import BatchQueue
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 Route = tuple[int, int]
 """The index of an item's partition, and of how many: 0 where nobody has to be asked."""
 
@@ -168,29 +170,51 @@ class ThreadInbox(Generic[T]):
                 "come along; make a new bridge in the child"
             )
 
-    def let_go(self) -> None:
-        """Release the lock after an error; if that was one of the wait for the lock, there is nothing to release."""
-        if self.is_held_here():
-            self.release()
+    def guarded(self, step: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
+        """Take a step under the lock, which no interrupt leaves locked.
+
+        `with` would not do: from Python 3.14 on an interrupt may come between the taking of the lock and the block
+        (cpython #148874), and in 3.13 one at the end of a loop's turn leaves the block without its exit (#130279).
+        Nothing that can be interrupted stands between the end of the step, or its error, and `release`.
+        """
+        release = self.release
+        try:
+            self.acquire()
+            result = step(*arguments, **options)
+        except BaseException:
+            try:  # noqa: SIM105 - no further call may stand before the release
+                release()
+            except RuntimeError:
+                pass  # interrupted in the wait for the lock, which another thread has
+            raise
+        release()
+        return result
 
     def put(self, item: T) -> Route | None:
         """Put one item in if it has a place at once: None; else the way that the selector gave for it."""
         self.check()
         inside = self.is_held_here()
-        route = self._route(item)
         while True:
-            with self.lock:
-                share = self._share_of(item, route)
-                if share is not None and share.free <= 0 and not (inside or self.evicts):
-                    share.balance()
-                if share is not None and (share.free > 0 or self.evicts):
-                    if not self.waking:
-                        self.wake_loop()
-                    if share.add(item):
-                        return None
-                if self.closed or route[1] == self._width:
-                    return route
-            route = self._route(item)  # the queue has grown since
+            route = self._route(item)
+            accepted = self.guarded(self._put, item, route, inside)
+            if accepted:
+                return None
+            if accepted is not None:
+                return route
+
+    def _put(self, item: T, route: Route, inside: bool) -> bool | None:  # noqa: FBT001 - see `is_held_here`
+        """None: the queue has grown since the route was asked for."""
+        share = self._share_of(item, route)
+        if share is None:
+            return False if self.closed or route[1] == self._width else None
+        if share.free <= 0 and not self.evicts:
+            if not inside:
+                share.balance()
+            if share.free <= 0:
+                return False
+        if not self.waking:
+            self.wake_loop()
+        return share.add(item)
 
     def put_many(self, offer: Offer[T]) -> None:
         """Put in as many of the offer's items as have places at once."""
@@ -198,24 +222,30 @@ class ThreadInbox(Generic[T]):
         inside = self.is_held_here()
         while not offer.complete:
             self._ask(offer)
-            with self.lock:
-                if not self.closed and offer.width != self._width:
-                    continue  # the queue has grown since
-                if not (inside or self.evicts):
-                    for share in self._shares:
-                        if share.free <= 0:
-                            share.balance()
-                if self.closed or not (self.evicts or any(share.free > 0 for share in self._shares)):
-                    return
-                if not self.waking:
-                    self.wake_loop()
-                if self.only is not None:
-                    offer.done += self.only.add_many(offer.rest())
-                elif self._turn is not None:
-                    self._deal_out(offer, self._turn)
-                else:
-                    self._put_runs(offer)
+            if self.guarded(self._put_many, offer, inside):
                 return
+
+    def _put_many(self, offer: Offer[T], inside: bool) -> bool:  # noqa: FBT001 - see `is_held_here`
+        """False: the queue has grown since the routes were asked for."""
+        if self.closed:
+            return True
+        if offer.width != self._width:
+            return False
+        if not (inside or self.evicts):
+            for share in self._shares:
+                if share.free <= 0:
+                    share.balance()
+        if not (self.evicts or any(share.free > 0 for share in self._shares)):
+            return True
+        if not self.waking:
+            self.wake_loop()
+        if self.only is not None:
+            offer.done += self.only.add_many(offer.rest())
+        elif self._turn is not None:
+            self._deal_out(offer, self._turn)
+        else:
+            self._put_runs(offer)
+        return True
 
     def _deal_out(self, offer: Offer[T], turn: int) -> None:
         """Partitions take turns, as those of the loop's producers do; their turns need not be the same."""
@@ -245,81 +275,92 @@ class ThreadInbox(Generic[T]):
         """Join the line for places for the items of the offer; False when the inbox is closed."""
         self.check()
         self._ask(offer)
-        with self.lock:
-            share = self._share_of(offer.items[offer.done], offer.route())
-            if share is None:
-                # The queue has grown since, and the next try finds the share; or nobody is there to lend any places.
-                return bool(self._shares) and not self.closed
-            if not self.waking:
-                self.wake_loop()
-            waiter.epoch = self._epoch
-            if self.only is not None:
-                share.join(waiter, len(offer.items) - offer.done)
-            else:
-                share.join(waiter, 1 if self._turn is not None else offer.run())
+        return self.guarded(self._wait_for, waiter, offer)
+
+    def _wait_for(self, waiter: ThreadWaiter, offer: Offer[T]) -> bool:
+        share = self._share_of(offer.items[offer.done], offer.route())
+        if share is None:
+            # The queue has grown since, and the next try finds the share; or nobody is there to lend any places.
+            return bool(self._shares) and not self.closed
+        if not self.waking:
+            self.wake_loop()
+        waiter.epoch = self._epoch
+        if self.only is not None:
+            share.join(waiter, len(offer.items) - offer.done)
+        else:
+            share.join(waiter, 1 if self._turn is not None else offer.run())
         return True
 
-    def fill(self, waiter: ThreadWaiter, offer: Offer[T]) -> None:
-        """Put items into the places that the waiter was granted."""
-        inside = self.is_held_here()
-        with self.lock:
-            share = waiter.share
-            if share is None:
-                return
-            if self.closed or waiter.epoch != self._epoch:
-                share.leave(waiter)  # it finds that it has to join a line again, if it can
-                return
-            if not (waiter.permits or inside):
-                share.balance()
-            if waiter.permits and not self.waking:
-                self.wake_loop()
-            offer.done += share.fill(waiter, offer.rest(min(waiter.permits, len(offer.items) - offer.done)))
+    def fill(self, waiter: ThreadWaiter, offer: Offer[T], renew: Callable[[], None]) -> None:
+        """After a wake-up: put items into the places that the waiter was granted, and be ready for the next."""
+        self.guarded(self._fill, waiter, offer, renew, self.is_held_here())
+
+    def _fill(self, waiter: ThreadWaiter, offer: Offer[T], renew: Callable[[], None], inside: bool) -> None:  # noqa: FBT001
+        renew()
+        share = waiter.share
+        if share is None:
+            return
+        if self.closed or waiter.epoch != self._epoch:
+            share.leave(waiter)  # it finds that it has to join a line again, if it can
+            return
+        if not (waiter.permits or inside):
+            share.balance()
+        if waiter.permits and not self.waking:
+            self.wake_loop()
+        offer.done += share.fill(waiter, offer.rest(min(waiter.permits, len(offer.items) - offer.done)))
 
     def leave(self, waiter: ThreadWaiter) -> None:
         """Give up what a producer waits for and has not used."""
-        with self.lock:
-            if waiter.share is not None:
-                waiter.share.leave(waiter)
+        self.guarded(self._leave, waiter)
+
+    def _leave(self, waiter: ThreadWaiter) -> None:
+        if waiter.share is not None:
+            waiter.share.leave(waiter)
 
     def break_wait(self, waiter: ThreadWaiter) -> None:
         """End a wait that nothing else could end."""
-        with self.lock:
-            if waiter.share is not None:
-                waiter.stuck = True
-                waiter.share.leave(waiter)
-                waiter.wake()
+        self.guarded(self._break_wait, waiter)
+
+    def _break_wait(self, waiter: ThreadWaiter) -> None:
+        if waiter.share is not None:
+            waiter.stuck = True
+            waiter.share.leave(waiter)
+            waiter.wake()
 
     def refuse(self, count: int) -> None:
         """Count items that were turned away."""
-        if not count:
-            return
-        with self.lock:
-            if self.queue.config.strategy is BufferStrategy.DROP_NEWEST and not self.closed:
-                self.dropped_before += count
-            else:
-                self.refused += count
+        if count:
+            self.guarded(self._refuse, count)
+
+    def _refuse(self, count: int) -> None:
+        if self.queue.config.strategy is BufferStrategy.DROP_NEWEST and not self.closed:
+            self.dropped_before += count
+        else:
+            self.refused += count
 
     def waiting(self) -> int:
         """How many producers of other threads and loops stand in line for room."""
-        with self.lock:
-            return sum(share.waiting() for share in self._shares)
+        return self.guarded(lambda: sum(share.waiting() for share in self._shares))
 
     def shut(self) -> None:
         """Nothing comes in any more; everybody in line is sent away."""
-        with self.lock:
-            self.closed = True
-            self.only = None
-            for share in self._shares:
-                share.close()
+        self.guarded(self._shut)
         self.attached.set()
+
+    def _shut(self) -> None:
+        self.closed = True
+        self.only = None
+        for share in self._shares:
+            share.close()
 
     def give_back(self) -> list[Any]:
         """What came in and the queue's loop, which has ended, has not seen; nothing comes in any more."""
         self.shut()
-        with self.lock:
-            items = [item for share in self._shares for item in share.unload()]
-            self.hand_in_counts()
-        return items
+        return self.guarded(self._give_back)
+
+    def _give_back(self) -> list[Any]:
+        self._hand_in_counts()
+        return [item for share in self._shares for item in share.unload()]
 
     def uncollected(self) -> int:
         """How many items have come in that the loop has not seen; from any thread, without the lock."""
@@ -327,15 +368,17 @@ class ThreadInbox(Generic[T]):
 
     def hand_in_counts(self) -> None:
         """Have the queue count what was turned away or dropped here."""
-        with self.lock:
-            if not (self.refused or self.dropped_before or self.dropped_after):
-                return
-            counters = self.queue.counters
-            counters.refused += self.refused
-            counters.dropped_before += self.dropped_before
-            counters.dropped_after += self.dropped_after
-            counters.dropped_at_door += self.dropped_after
-            self.refused = self.dropped_before = self.dropped_after = 0
+        self.guarded(self._hand_in_counts)
+
+    def _hand_in_counts(self) -> None:
+        if not (self.refused or self.dropped_before or self.dropped_after):
+            return
+        counters = self.queue.counters
+        counters.refused += self.refused
+        counters.dropped_before += self.dropped_before
+        counters.dropped_after += self.dropped_after
+        counters.dropped_at_door += self.dropped_after
+        self.refused = self.dropped_before = self.dropped_after = 0
 
     # -- the way of an item --------------------------------------------------------------------------------------
 
@@ -410,41 +453,50 @@ class ThreadInbox(Generic[T]):
         """
         router = self.queue.router
         new = [PartitionCredits(self, partition) for partition in router.partitions[len(self._shares) :]]
-        with self.lock:
-            self._move_in(rerouted=True)
-            self._epoch += 1
-            for share in self._shares:
-                share.send_away()
-            if self.closed:
-                return
-            self._shares += new
-            self._met = []
-            self.by_type = {} if router.by_type is not None else None
-            if router.only is not None:
-                self.only = self._shares[0]
-            elif isinstance(router.selector, RoundRobin):
-                self._turn = self._turn or 0
-            elif router.by_type is None:
-                self._width = router.width
+        if not self.guarded(self._take_routes, new):
+            return
         for share in new if not self.evicts else ():
             share.partition.credits = share
             share.refill()
 
+    def _take_routes(self, new: list[PartitionCredits[T]]) -> bool:
+        """Under the lock; False when the inbox is closed."""
+        router = self.queue.router
+        self._move_in(rerouted=True)
+        self._epoch += 1
+        for share in self._shares:
+            share.send_away()
+        if self.closed:
+            return False
+        self._shares += new
+        self._met = []
+        self.by_type = {} if router.by_type is not None else None
+        if router.only is not None:
+            self.only = self._shares[0]
+        elif isinstance(router.selector, RoundRobin):
+            self._turn = self._turn or 0
+        elif router.by_type is None:
+            self._width = router.width
+        return True
+
     def collect(self) -> None:
         """Move what came in into the partitions, where every item has its place already."""
         inside = self.is_held_here()
-        with self.lock:
-            self.waking = False
-            self._move_in(rerouted=False)
-            waiting = [share for share in self._shares if share.line]
-            for share in waiting if not inside else ():
-                share.balance()
-        for share in waiting:
+        for share in self.guarded(self._collect, inside):
             share.refill()
             share.queue_up()
 
+    def _collect(self, inside: bool) -> list[PartitionCredits[T]]:  # noqa: FBT001 - see `is_held_here`
+        """Under the lock; the shares in whose line somebody stands."""
+        self.waking = False
+        self._move_in(rerouted=False)
+        waiting = [share for share in self._shares if share.line]
+        for share in waiting if not inside else ():
+            share.balance()
+        return waiting
+
     def _move_in(self, *, rerouted: bool) -> None:
-        self.hand_in_counts()
+        self._hand_in_counts()
         router = self.queue.router
         for kind in self._met:
             router.route_of_type(kind)
@@ -455,11 +507,13 @@ class ThreadInbox(Generic[T]):
 
     def close(self) -> None:
         """Take in what came, then nothing more; everybody in line is sent away."""
-        with self.lock:
-            self.collect()
-            self.shut()
+        self.guarded(self._close)
         for share in self._shares:
             share.partition.credits = None
+
+    def _close(self) -> None:
+        self.collect()
+        self.shut()
 
     # -- when nobody is on the loop any more ---------------------------------------------------------------------
 
@@ -468,8 +522,7 @@ class ThreadInbox(Generic[T]):
         if self.closed:
             return
         self.shut()
-        with self.lock:
-            left = sum(len(share.items) for share in self._shares)
+        left = self.guarded(lambda: sum(len(share.items) for share in self._shares))
         log.error(
             "queue_abandoned",
             queue=self.queue.name,

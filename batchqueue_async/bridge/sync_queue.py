@@ -127,7 +127,8 @@ class SyncQueue(Generic[T]):
         """
         # Written out here, as in the queue's own `produce`: a further call would cost as much as the rest of it, and
         # `with` twice as much as the two calls that it makes. An interrupt comes between no two steps that matter:
-        # it is seen as the wait for the lock ends without it, or after a call, and `release` is past the `try`. The
+        # it is seen as the wait for the lock ends without it, or after a call, and `release` is past the `try`. So the
+        # handler makes no call before `release` either: a second interrupt would leave the lock locked for ever. The
         # place is looked for again after the wake-up, in which a signal handler of this thread may have taken it.
         inbox = self._inbox
         release = inbox.release
@@ -143,7 +144,10 @@ class SyncQueue(Generic[T]):
             else:
                 accepted = False
         except BaseException:
-            inbox.let_go()
+            try:  # noqa: SIM105 - see above: no further call
+                release()
+            except RuntimeError:
+                pass  # interrupted in the wait for the lock, which another thread has
             raise
         release()
         return accepted or self._produce_late(item, timeout)
@@ -175,17 +179,26 @@ class SyncQueue(Generic[T]):
         inbox = self._inbox
         batch: list[T] = items if isinstance(items, list) else list(items)
         count = len(batch)
-        with inbox.lock:
+        release = inbox.release
+        try:  # as in `produce`
+            inbox.acquire()
             share = inbox.only
-            if (
-                share is not None
-                and share.free >= count
-                and (inbox.waking or inbox.wake_loop())
-                and share.free >= count
-            ):
+            enough = share is not None and share.free >= count
+            if share is not None and enough and (inbox.waking or inbox.wake_loop()) and share.free >= count:
                 share.free -= count
                 share.items.extend(batch)
-                return count
+                accepted = True
+            else:
+                accepted = False
+        except BaseException:
+            try:  # noqa: SIM105
+                release()
+            except RuntimeError:
+                pass
+            raise
+        release()
+        if accepted:
+            return count
         return self._produce_many_late(Offer(batch), timeout)
 
     def _produce_many_late(self, offer: Offer[T], timeout: float | None) -> int:
@@ -262,9 +275,7 @@ class SyncQueue(Generic[T]):
                         blocked = blocked or self._begin_wait(waiter, drain)
                     else:
                         parker.sleep(left_of(deadline))
-                        with inbox.lock:
-                            parker.renew()
-                            inbox.fill(waiter, offer)
+                        inbox.fill(waiter, offer, parker.renew)
                     self._check_wait(waiter, blocked)
             return offer.done >= goal
         finally:
@@ -362,7 +373,6 @@ class SyncQueue(Generic[T]):
         blocked = None
         try:
             while offer.done < goal and not (is_over(deadline) or self._is_lost()):
-                wakened.clear()
                 if waiter.share is None:
                     if not inbox.wait_for(waiter, offer):
                         break
@@ -371,7 +381,7 @@ class SyncQueue(Generic[T]):
                 else:
                     if not waiter.permits:
                         await _first(wakened, left_of(deadline))
-                    inbox.fill(waiter, offer)
+                    inbox.fill(waiter, offer, wakened.clear)
                 self._check_wait(waiter, blocked)
             return offer.done >= goal
         finally:

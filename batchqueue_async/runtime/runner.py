@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
+from asyncio import FIRST_COMPLETED
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support import log
@@ -12,7 +14,7 @@ from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
 from batchqueue_async.runtime.scheduler import new_event_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Generator
 
 R = TypeVar("R")
 
@@ -28,7 +30,8 @@ def run(
     """Run `main(manager)` on a fast event loop, and drain the manager's queues however it ends.
 
     SIGINT and SIGTERM cancel `main`; its queues are then shut down within their `drain_timeout` (or the one given),
-    and `run` returns None. A second signal ends the drain at once: what is left is in the log by its number.
+    and `run` returns None. A second signal ends the drain at once: what is left is in the log by its number. The
+    program's own handlers of these signals are back when `run` returns.
 
     Example:
         >>> import batchqueue_async as bq
@@ -43,38 +46,83 @@ def run(
         return runner.run(_supervise(main, manager or default_manager(), drain_timeout))
 
 
+class _Signals:
+    """SIGINT and SIGTERM while a program runs: the first ends it, a second ends its drain.
+
+    Attributes:
+        seen: whether one has come.
+        hurry: set by a second one.
+    """
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
+        self.seen = False
+        self.hurry = asyncio.Event()
+
+    @contextlib.contextmanager
+    def handled(self) -> Generator[None]:
+        """Take the signals within the block, and leave them as they were after it."""
+        loop = asyncio.get_running_loop()
+        # Only the main thread may handle signals; elsewhere the program's own thread ends `main`.
+        if threading.current_thread() is not threading.main_thread() or not hasattr(loop, "add_signal_handler"):
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._take, number)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                if handler is not None:  # None: not set by Python
+                    signal.signal(number, handler)
+
+    def _take(self, number: int) -> None:
+        log.info("signal_received", signal=signal.Signals(number).name)
+        if self.seen:
+            self.hurry.set()
+        self.seen = True
+        self._end()
+
+
 async def _supervise(
     main: Callable[[BatchQueueManager], Coroutine[Any, Any, R]], manager: BatchQueueManager, drain_timeout: float | None
 ) -> R | None:
+    task = asyncio.get_running_loop().create_task(main(manager), name="main")
+    signals = _Signals(task.cancel)
+    with signals.handled():
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not signals.seen:
+                raise
+            return None
+        finally:
+            await _drain(manager, drain_timeout, signals.hurry)
+
+
+async def _drain(manager: BatchQueueManager, timeout: float | None, hurry: asyncio.Event) -> None:
+    """Shut the manager's queues down; whatever comes in between, each of them makes its report.
+
+    A second signal cuts the drain short. So does a cancellation, of this or of all tasks: it takes effect when
+    everything is accounted for.
+    """
     loop = asyncio.get_running_loop()
-    task = loop.create_task(main(manager), name="main")
-    signalled = asyncio.Event()
-    hurry = asyncio.Event()
-
-    def on_signal(number: int) -> None:
-        log.info("signal_received", signal=signal.Signals(number).name)
-        if signalled.is_set():
+    cancelled: asyncio.CancelledError | None = None
+    drains: list[asyncio.Task[Any]] = []
+    while not any(drain.done() and not drain.cancelled() for drain in drains):
+        drains.append(loop.create_task(manager.shutdown_all(0.0 if drains else timeout), name="drain"))
+        second = loop.create_task(hurry.wait(), name="second-signal")
+        try:
+            await asyncio.wait((drains[-1],) if hurry.is_set() else (drains[-1], second), return_when=FIRST_COMPLETED)
+        except asyncio.CancelledError as error:
+            cancelled = error
             hurry.set()
-        signalled.set()
-        task.cancel()
-
-    # Only the main thread may handle signals; elsewhere the program's own thread ends `main`.
-    watching = threading.current_thread() is threading.main_thread() and hasattr(loop, "add_signal_handler")
-    for number in SIGNALS if watching else ():
-        loop.add_signal_handler(number, on_signal, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not signalled.is_set():
-            raise
-        return None
-    finally:
-        drain = loop.create_task(manager.shutdown_all(drain_timeout))
-        second = loop.create_task(hurry.wait())
-        await asyncio.wait((drain, second), return_when=asyncio.FIRST_COMPLETED)
-        second.cancel()
-        if not drain.done():
-            await manager.shutdown_all(0.0)
-        await drain
-        for number in SIGNALS if watching else ():
-            loop.remove_signal_handler(number)
+        finally:
+            second.cancel()
+    for outcome in await asyncio.gather(*drains, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+    if cancelled is not None:
+        raise cancelled

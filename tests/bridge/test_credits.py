@@ -83,7 +83,7 @@ async def test_a_thread_that_came_is_owed_nothing(clock, place):
     place.share.refill()
     place.inbox.pause.length = LONGEST_PAUSE
     before = len(clock.pauses)
-    place.inbox.fill(place.waiter, place.offer)
+    place.inbox.fill(place.waiter, place.offer, lambda: None)
     assert place.offer.complete
     clock.now += 1.0
     place.share.refill()
