@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import anyio
 import anyio.to_process
 import anyio.to_thread
 
 from batchqueue_async.errors import ConfigError
+from batchqueue_async.queue.deadlock import acting_for
+from batchqueue_async.queue.round import round_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+    from contextlib import AbstractContextManager
+
+    from batchqueue_async.queue.round import Round
 
 T = TypeVar("T")
 
@@ -20,13 +30,20 @@ class InThread(Generic[T]):
 
     def __init__(self, function: Callable[[list[T]], Any]) -> None:
         self.function = function
+        self._limiter: anyio.CapacityLimiter | None = None
 
     async def consume(self, batch: list[T]) -> Any:
         """Run the function with the batch; the event loop goes on meanwhile."""
-        return await anyio.to_thread.run_sync(self.function, batch)
+        if self._limiter is None:
+            # There are as many threads as calls: how many of these run at once is for the queue to bound. Threads that
+            # all queues shared could all be taken by calls that wait for one that has none.
+            self._limiter = anyio.CapacityLimiter(math.inf)
+        call = partial(_call_in_thread, round_here(), self.function, batch)
+        with _clock_held():
+            return await _to_its_end(anyio.to_thread.run_sync(call, limiter=self._limiter))
 
     def __repr__(self) -> str:
-        return f"in_thread({getattr(self.function, '__qualname__', self.function)})"
+        return f"in_thread({_name_of(self.function)})"
 
 
 class InProcess(Generic[T]):
@@ -37,17 +54,19 @@ class InProcess(Generic[T]):
 
     async def consume(self, batch: list[T]) -> Any:
         """Run the function with the batch; cancelling the call kills the process that runs it."""
-        return await anyio.to_process.run_sync(self.function, batch, cancellable=True)
+        with _clock_held():
+            return await anyio.to_process.run_sync(_CallInProcess(self.function), batch, cancellable=True)
 
     def __repr__(self) -> str:
-        return f"in_process({getattr(self.function, '__qualname__', self.function)})"
+        return f"in_process({_name_of(self.function)})"
 
 
 def in_thread(function: Callable[[list[T]], Any]) -> InThread[T]:
     """Make a handler of a synchronous function: it runs in a worker thread, so that it may block.
 
-    A thread can't be interrupted: `handler_timeout` takes effect when the function returns, and a shutdown that
-    passes its deadline leaves the thread behind.
+    A thread can't be interrupted. A call that exceeds `handler_timeout` keeps its turn until the function returns, and
+    counts as failed then, though it may have done its work; a shutdown that passes its deadline leaves the thread
+    behind, and counts its items in the report's `still_running`.
 
     Example:
         >>> import asyncio, batchqueue_async as bq
@@ -65,7 +84,7 @@ def in_thread(function: Callable[[list[T]], Any]) -> InThread[T]:
 
 
 def in_process(function: Callable[[list[T]], Any]) -> InProcess[T]:
-    """Make a handler of a CPU-bound function: it runs in a worker process, beside the event loop's core.
+    """Make a handler of a CPU-bound function: it runs in a worker process, on another core than the event loop.
 
     Function, items and result travel between the processes by pickle, so the function must be importable by name.
     A call that is cancelled, or exceeds `handler_timeout`, has its process killed.
@@ -78,3 +97,58 @@ def in_process(function: Callable[[list[T]], Any]) -> InProcess[T]:
     if not callable(function):
         raise ConfigError(f"in_process: function={function!r} is not callable; give a function of one batch")
     return InProcess(function)
+
+
+def _name_of(function: object) -> str:
+    return str(getattr(function, "__qualname__", function))
+
+
+def _call_in_thread(round_: Round[Any] | None, function: Callable[[list[T]], Any], batch: list[T]) -> Any:
+    """In the thread: call the function, in the name of the handler call that waits for it."""
+    try:
+        with contextlib.nullcontext() if round_ is None else acting_for(round_):
+            return function(batch)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _exit_of("in_thread", function, error) from error
+
+
+class _CallInProcess(Generic[T]):
+    """The function as it travels to the process."""
+
+    def __init__(self, function: Callable[[list[T]], Any]) -> None:
+        self.function = function
+
+    def __call__(self, batch: list[T]) -> Any:
+        try:
+            return self.function(batch)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise _exit_of("in_process", self.function, error) from error
+
+
+def _exit_of(adapter: str, function: object, error: BaseException) -> RuntimeError:
+    """The failure of a batch whose function wanted to end its thread or process: that is not the program's end."""
+    return RuntimeError(f"{adapter}: {_name_of(function)} raised {error!r}, which ends no handler; raise an Exception")
+
+
+async def _to_its_end(call: Coroutine[Any, Any, Any]) -> Any:
+    """Wait for a call that can't be interrupted; a cancellation takes effect when it has returned."""
+    task = asyncio.ensure_future(call)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+    return task.result()
+
+
+def _clock_held() -> AbstractContextManager[Any]:
+    """On a loop in virtual time: no time passes while a real thread or process works."""
+    hold: Any = getattr(asyncio.get_running_loop(), "hold_clock", None)
+    return contextlib.nullcontext() if hold is None else hold()

@@ -26,7 +26,7 @@ from batchqueue_async.errors import (
 )
 from batchqueue_async.policies import TypeHash, WorkerPolicy
 from batchqueue_async.queue.completion import CompletionWait
-from batchqueue_async.queue.deadlock import caller_here, waits
+from batchqueue_async.queue.deadlock import WaitHere, caller_here
 from batchqueue_async.queue.dispatch import Dispatcher
 from batchqueue_async.queue.drain import DrainRules, DrainTask
 from batchqueue_async.queue.home import HomeLoop
@@ -34,7 +34,6 @@ from batchqueue_async.queue.intake import Intake
 from batchqueue_async.queue.observer import QueueObserver
 from batchqueue_async.queue.partition import Lane, Partition
 from batchqueue_async.queue.rebalance import Rebalancer
-from batchqueue_async.queue.round import round_here
 from batchqueue_async.queue.router import PartitionRouter
 from batchqueue_async.queue.shutdown import Shutdown, merged
 from batchqueue_async.queue.stats import (
@@ -473,8 +472,7 @@ class BatchQueue(Generic[T]):
             self._inbox.collect()
 
     def _forbid_here(self, call: str) -> None:
-        here = round_here()
-        if here is not None and here.drain in self._drains:
+        if self.owns(caller_here()):
             raise self._endless(call, "was called from a handler of the same queue")
 
     def _endless(self, call: str, why: str) -> DeadlockError:
@@ -485,11 +483,7 @@ class BatchQueue(Generic[T]):
 
     async def _outcome(self, wait: CompletionWait, call: str) -> None:
         """Wait to the end; while a handler of another queue does, note for whom, and refuse if that has no end."""
-        drain = caller_here()
-        if drain is None:
-            await wait.future
-            return
-        with waits.blocked(drain, wait.needs, wait.break_wait):
+        with WaitHere(wait.needs, wait.break_wait):
             await wait.future
         if wait.broken:
             raise self._endless(call, "waits for a handler that waits for it")
@@ -790,10 +784,7 @@ class BatchQueue(Generic[T]):
     def forbid_shutdown_here(self) -> None:
         """Raise `DeadlockError` if this runs in a handler of the queue."""
         if self.owns(caller_here()):
-            raise DeadlockError(
-                f"queue {self.name!r}: shutdown was called from one of its own handlers, which it would wait for; "
-                "let the handler return and shut down from outside, e.g. by asyncio.create_task(queue.shutdown())"
-            )
+            raise self._shutdown.deadlock()
 
     def _drain_ended(self, task: asyncio.Task[None]) -> None:
         """A drain task that ends while the queue is open has lost its loop, or met a fault of this library."""

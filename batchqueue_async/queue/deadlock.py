@@ -15,22 +15,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gc
 import threading
+import types
+from collections import deque
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support import forks
 from batchqueue_async.queue.round import round_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Coroutine, Generator
+    from typing import Self
 
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.round import Round
 
+R = TypeVar("R")
 Needs = list[list["DrainTask[Any]"]]
 """Whom a wait is for: it ends when, of every group, one goes on. Empty when it is about to end anyway."""
 
+FIRST_LOOK = 0.05
+LAST_LOOK = 1.0
+"""Seconds between two looks whether a handler waits for a task that it has started; each is twice the last one."""
+MOST_FUTURES = 1_000
+"""How many futures are looked at to find out who waits for a task."""
 LOOKS = 10
 """How often a circle that spans loops is looked at again before it counts as none: it changes all the time."""
 
@@ -224,6 +235,12 @@ waits = WaitRegistry()
 _acting: ContextVar[tuple[Round[Any], object] | None] = ContextVar("batchqueue_acting", default=None)
 
 
+async def act_for(round_: Round[Any], make: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    """Run a coroutine in a task of its own, on any loop, for a handler call that waits for it."""
+    with acting_for(round_):
+        return await make()
+
+
 @contextlib.contextmanager
 def acting_for(round_: Round[Any]) -> Generator[None]:
     """Let this very task (or thread, where no loop runs) act for a handler call, which waits until it is done.
@@ -238,10 +255,10 @@ def acting_for(round_: Round[Any]) -> Generator[None]:
 
 
 def caller_here() -> DrainTask[Any] | None:
-    """The drain task whose handler call waits if the code here does.
+    """The drain task whose handler call can't go on before the code here does, as far as anybody knows.
 
-    None where no handler call is under way, and in a task or thread that a handler started: whether the handler waits
-    for it nobody knows.
+    That is so in the handler's own task, in what acts for it, and in a task for which the handler waits, directly or
+    through others. None where no handler call is under way, and in a task that a handler has only started.
     """
     round_ = round_here()
     if round_ is None:
@@ -249,7 +266,126 @@ def caller_here() -> DrainTask[Any] | None:
     here = _whoever_runs()
     if here is round_.drain.task or _acting.get() == (round_, here):
         return round_.drain
-    return None
+    return round_.drain if is_awaited(here, round_.drain.task) else None
+
+
+class WaitHere:
+    """A wait of the code that runs here, in a `with` block; the registry knows it while a handler call waits for it.
+
+    In a task that a handler has started, and does not wait for yet, it looks again from time to time whether it does.
+
+    Args:
+        needs: says whom the wait is for; any thread may call it, so it takes no lock.
+        end: ends the wait, so that its caller raises `DeadlockError`.
+    """
+
+    __slots__ = ("_blocked", "_delay", "_end", "_needs", "_round", "_task", "_timer")
+
+    def __init__(self, needs: Callable[[], Needs], end: Callable[[], None]) -> None:
+        self._needs = needs
+        self._end = end
+        self._blocked: BlockedWait | None = None
+        self._round = round_here()
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._delay = FIRST_LOOK
+
+    def __enter__(self) -> Self:
+        if self._round is not None:
+            drain = caller_here()
+            if drain is not None:
+                self._begin(drain)
+            elif _running_loop() is not None:
+                self._task = asyncio.current_task()
+                self._look_later()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._blocked is not None:
+            waits.finish(self._blocked)
+            self._blocked = None
+
+    def break_circles(self) -> None:
+        """What the wait needs has changed: end one wait of each circle that this closed."""
+        if self._blocked is not None:
+            self._blocked.break_circles()
+
+    def _begin(self, drain: DrainTask[Any]) -> None:
+        self._blocked = waits.begin(drain, self._needs, self._end)
+        self._blocked.break_circles()
+
+    def _look_later(self) -> None:
+        if self._task is not None:
+            self._timer = self._task.get_loop().call_later(self._delay, self._look)
+            self._delay = min(2 * self._delay, LAST_LOOK)
+
+    def _look(self) -> None:
+        round_, task = self._round, self._task
+        if round_ is None or task is None or not round_.running or round_.abandoned:
+            return
+        if is_awaited(task, round_.drain.task):
+            self._begin(round_.drain)
+        else:
+            self._look_later()
+
+
+def is_awaited(task: object, by: asyncio.Task[Any] | None) -> bool:
+    """Whether one task waits for another, directly or through tasks, groups, `gather`, `wait`, `shield` and timeouts.
+
+    A future knows what is called when it is done: the step of a task that awaits it, or a function of asyncio's that
+    has another future in hand. What goes by other means, such as an event, is not seen.
+    """
+    seen: set[int] = set()
+    ahead: list[Any] = [task]
+    while ahead and len(seen) < MOST_FUTURES:
+        future = ahead.pop()
+        if future is by:
+            return True
+        if id(future) not in seen:
+            seen.add(id(future))
+            for callback, _ in getattr(future, "_callbacks", None) or ():
+                ahead.extend(_futures_of(callback))
+    return False
+
+
+def _futures_of(callback: Any, depth: int = 3) -> list[Any]:
+    """The futures that a callback has in hand."""
+    if isinstance(callback, functools.partial):
+        held = [callback.func, *callback.args, *callback.keywords.values()]
+    elif isinstance(callback, types.FunctionType):
+        held = [cell.cell_contents for cell in callback.__closure__ or () if _is_filled(cell)]
+    else:
+        held = [getattr(callback, "__self__", None)]
+    found: list[Any] = []
+    for each in held:
+        if isinstance(each, asyncio.Future):
+            found.append(each)
+        elif isinstance(each, functools.partial | types.FunctionType | types.MethodType):
+            found += _futures_of(each, depth - 1) if depth else []
+        elif not isinstance(each, _NO_GROUPS):
+            # A task group knows its parent. Siblings, which it has in a set, say nothing about who waits.
+            found += [mine for mine in _attributes_of(each) if isinstance(mine, asyncio.Future)]
+    return found
+
+
+_NO_GROUPS = (type(None), type, types.ModuleType, str, int, float, list, tuple, dict, set, frozenset, deque)
+
+
+def _attributes_of(thing: object) -> list[Any]:
+    # What an object refers to is its attributes, or since Python 3.12 the dictionary that holds them.
+    referents: list[Any] = gc.get_referents(thing)
+    tables: list[Any] = [each for each in referents if type(each) is dict]
+    return [*referents, *(value for table in tables for value in list(table.values()))]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a variable of the enclosing function that it has not assigned yet
+        return False
 
 
 def _whoever_runs() -> object:

@@ -37,6 +37,8 @@ T = TypeVar("T")
 MANY_CALLS = 64
 """Calls in one round from which on only every `SAMPLED`th round is timed."""
 SAMPLED = 8
+OVERRUN = 0.1
+"""Seconds after which a call that was cancelled, and has not returned, counts as one that could not be ended."""
 
 
 class HandlerEntry(Generic[T]):
@@ -386,12 +388,25 @@ class Dispatcher(Generic[T]):
         limiter = self.limiter
         if limiter is not None:
             await limiter.enter(drain)
+        limit = asyncio.timeout(timeout)
+        began = drain.clock()
         try:
-            async with asyncio.timeout(timeout):
+            async with limit:
                 await call(*arguments)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the handler's own
+            raise TimeoutError(self._overrun(drain.clock() - began, timeout)) from None
         finally:
             if limiter is not None:
                 limiter.leave(drain)
+
+    def _overrun(self, took: float, timeout: float | None) -> str:
+        most = timeout or 0.0
+        text = f"queue {self.name!r}: the call took longer than handler_timeout={most} s"
+        if took < most + OVERRUN:
+            return text
+        return f"{text}; it could not be ended, and returned after {took:.2f} s: it may have done its work"
 
     async def _not_handled(
         self, round_: Round[T], entry: HandlerEntry[T], items: list[T], error: BaseException

@@ -387,6 +387,11 @@ class DrainTask(Generic[T]):
         """The items of its round that have no outcome."""
         return [] if self.round is None else self.round.unfinished()
 
+    def still_running(self) -> int:
+        """How many items are with a handler call that goes on although it was cancelled."""
+        going_on = self.task is not None and not self.task.done() and self.round is not None
+        return self.round.in_call() if going_on and self.round is not None else 0
+
     def give_up(self) -> list[T]:
         """Do nothing more, and count nothing; what its round leaves over."""
         left = self.unfinished()

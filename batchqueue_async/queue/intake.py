@@ -15,17 +15,15 @@ from batchqueue_async._support.log import describe
 from batchqueue_async.config import BufferStrategy
 from batchqueue_async.errors import DeadlockError
 from batchqueue_async.policies import RoundRobin
-from batchqueue_async.queue.deadlock import caller_here, waits
+from batchqueue_async.queue.deadlock import WaitHere, caller_here, waits
 from batchqueue_async.queue.migration import Migration
 from batchqueue_async.queue.partition import Lane, Partition
-from batchqueue_async.queue.round import round_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchqueue_async.config import QueueConfig
     from batchqueue_async.queue.completion import CompletionWait
-    from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.home import HomeLoop
     from batchqueue_async.queue.router import PartitionRouter, Route
     from batchqueue_async.queue.stats import Counters
@@ -203,28 +201,25 @@ class Intake(Generic[T]):
         completion: CompletionWait | None = None,
     ) -> int:
         """Wait until all items have got places, in parts if need be; how many did."""
-        drain = self._forbid_own_wait(partition)
+        self._forbid_own_wait(partition)
         waiter = partition.wait_for(len(items), items[0])
         timer = None if deadline is None else self._home.loop.call_at(deadline, waiter.expire)
-        if drain is not None:
-            waiter.blocked = waits.begin(drain, waiter.needs, waiter.break_wait)
         done = 0
         try:
-            while done < len(items) and not waiter.expired:
-                await waiter.future
-                if waiter.broken:
-                    raise self._deadlock(waiter.partition)
-                if self.closed:
-                    break
-                done += self._fill(waiter, items[done : done + waiter.reserved], completion)
-                if done < len(items):
-                    waiter.renew()
-                    waiter.partition.serve()
-                    waiter.look_for_circle()  # it waited for nobody while it had places; now it does again
+            with WaitHere(waiter.needs, waiter.break_wait) as waiter.here:
+                while done < len(items) and not waiter.expired:
+                    await waiter.future
+                    if waiter.broken:
+                        raise self._deadlock(waiter.partition)
+                    if self.closed:
+                        break
+                    done += self._fill(waiter, items[done : done + waiter.reserved], completion)
+                    if done < len(items):
+                        waiter.renew()
+                        waiter.partition.serve()
+                        waiter.look_for_circle()  # it waited for nobody while it had places; now it does again
             return done
         finally:
-            if waiter.blocked is not None:
-                waits.finish(waiter.blocked)
             if timer is not None:
                 timer.cancel()
             waiter.partition.leave(waiter)
@@ -244,23 +239,17 @@ class Intake(Generic[T]):
         timeout = self.config.block_timeout
         return None if timeout is None else self._home.loop.time() + timeout
 
-    def _forbid_own_wait(self, partition: Partition[T]) -> DrainTask[T] | None:
-        """Refuse a wait that its own caller would have to end; the drain task whose handler call is about to wait."""
-        here = round_here()
-        if here is None:
-            return None
-        if partition.owner is here.drain:
-            raise self._deadlock(partition)
+    def _forbid_own_wait(self, partition: Partition[T]) -> None:
+        """Refuse a wait that its own caller would have to end, before it has begun."""
         drain = caller_here()
         if drain is None:
-            return None
+            return
         wait = waits.begin(drain, partition.needs)
         try:
             if waits.find_cycle(drain):
                 raise self._deadlock(partition)
         finally:
             waits.finish(wait)
-        return drain
 
     def _deadlock(self, partition: Partition[T]) -> DeadlockError:
         return DeadlockError(

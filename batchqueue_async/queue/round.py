@@ -77,6 +77,11 @@ class Round(Generic[T]):
             return [item for _, items, _ in self.chunks for item in items]
         return [item for _, items in self.calls[self.call_index :] for item in items]
 
+    def in_call(self) -> int:
+        """How many items are with the call that is under way."""
+        calls = self.calls
+        return len(calls[self.call_index][1]) if calls is not None and self.call_index < len(calls) else 0
+
     def entry_here(self) -> HandlerEntry[T] | None:
         """The handler whose call is under way, if one is."""
         calls = self.calls

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._support import log
-from batchqueue_async.errors import Failure, QueueClosedError
-from batchqueue_async.queue.round import Round, current_round
+from batchqueue_async.errors import DeadlockError, Failure, QueueClosedError
+from batchqueue_async.queue.deadlock import WaitHere
+from batchqueue_async.queue.round import Round, current_round, round_here
 from batchqueue_async.queue.stats import ShutdownReport
 
 if TYPE_CHECKING:
@@ -98,7 +100,24 @@ class Shutdown(Generic[T]):
 
     async def wait(self) -> ShutdownReport:
         """The report, as soon as there is one. Cancelling one caller ends the shutdown for no other."""
-        return await asyncio.shield(self._reported)
+        if round_here() is None:
+            return await asyncio.shield(self._reported)
+        broken: asyncio.Future[None] = self.loop.create_future()
+        with WaitHere(self._needs, partial(_resolve, broken)):
+            await asyncio.wait((self._reported, broken), return_when=asyncio.FIRST_COMPLETED)
+        if not self._reported.done():
+            raise self.deadlock()
+        return self._reported.result()
+
+    def _needs(self) -> list[list[DrainTask[Any]]]:
+        return [[drain] for drain in self.drains if drain.task is not None and not drain.task.done()]
+
+    def deadlock(self) -> DeadlockError:
+        """What a shutdown raises that waits for its own caller."""
+        return DeadlockError(
+            f"queue {self.name!r}: shutdown was called from one of its own handlers, which it would wait for; "
+            "let the handler return and shut down from outside, e.g. by asyncio.create_task(queue.shutdown())"
+        )
 
     def _expire(self) -> None:
         for drain in self.drains:
@@ -151,10 +170,17 @@ class Shutdown(Generic[T]):
         self._expired.cancel()
         if self.report is not None:
             return  # the queue was abandoned meanwhile
+        still_running = sum(drain.still_running() for drain in self.drains)
         undelivered = self._give_up()
-        self.report = report = self._make_report(undelivered, self.loop.time() - self._start)
+        report = self._make_report(undelivered, self.loop.time() - self._start, still_running)
+        self.report = report
         if undelivered:
-            log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(undelivered))
+            log.warning(
+                "queue_closed_undelivered",
+                queue=self.name,
+                undelivered=len(undelivered),
+                still_running=report.still_running,
+            )
         log.info("queue_closed", queue=self.name, handled=report.handled, failed=report.failed, elapsed=report.elapsed)
         if not self._reported.done():
             self._reported.set_result(report)
@@ -162,6 +188,7 @@ class Shutdown(Generic[T]):
 
     def abandon(self, came_in: list[T]) -> ShutdownReport:
         """The report of a queue whose loop can't drain it any more: what has no outcome is undelivered."""
+        still_running = sum(drain.still_running() for drain in self.drains)
         left = [item for drain in self.drains for item in drain.give_up()]
         for migration in self.router.migrations:
             left += migration.drop()
@@ -169,7 +196,7 @@ class Shutdown(Generic[T]):
             left += partition.drop()
         left += came_in
         log.warning("queue_closed_undelivered", queue=self.name, undelivered=len(left))
-        self.report = report = self._make_report(left, 0.0)
+        self.report = report = self._make_report(left, 0.0, still_running)
         self._on_end()
         return report
 
@@ -211,7 +238,7 @@ class Shutdown(Generic[T]):
             partition.fail_waiting(error)
             partition.end_waits()
 
-    def _make_report(self, undelivered: list[T], elapsed: float) -> ShutdownReport:
+    def _make_report(self, undelivered: list[T], elapsed: float, still_running: int = 0) -> ShutdownReport:
         counters = self.counters
         done = counters.handled + counters.failed + counters.unhandled + counters.dropped_after
         return ShutdownReport(
@@ -223,7 +250,13 @@ class Shutdown(Generic[T]):
             unhandled=counters.unhandled,
             dropped_after=counters.dropped_after,
             name=self.name,
+            still_running=still_running,
         )
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def merged(failures: Sequence[Failure]) -> list[Failure]:

@@ -328,6 +328,8 @@ class ShutdownReport:
         unhandled: items that no handler takes.
         dropped_after: accepted items that made room under `DROP_OLDEST`.
         name: the queue's name.
+        still_running: items of `undelivered`, the first ones, whose handler call could not be ended, such as one in a
+            thread: they may be handled all the same.
     """
 
     handled: int
@@ -338,6 +340,7 @@ class ShutdownReport:
     unhandled: int = 0
     dropped_after: int = 0
     name: str = ""
+    still_running: int = 0
 
     @property
     def complete(self) -> bool:

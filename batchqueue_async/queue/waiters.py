@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchqueue_async.queue.deadlock import BlockedWait
+    from batchqueue_async.queue.deadlock import WaitHere
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.partition import Partition
 
@@ -24,12 +24,12 @@ class Waiter:
         item: the first item that it waits with: it waits where that item belongs.
         want: how many places it still waits for.
         reserved: how many were reserved for it and are not filled yet.
-        blocked: its entry among the waits of handler calls, if it waits for one.
+        here: its wait, as the registry of the waits of handler calls knows it.
         broken: whether the wait could never end, and so must.
         expired: whether its time is over.
     """
 
-    __slots__ = ("blocked", "broken", "expired", "future", "item", "partition", "reserved", "want")
+    __slots__ = ("broken", "expired", "future", "here", "item", "partition", "reserved", "want")
 
     partition: Partition[Any]
     stays = False
@@ -40,7 +40,7 @@ class Waiter:
         self.item = item
         self.reserved = 0
         self.broken = self.expired = False
-        self.blocked: BlockedWait | None = None
+        self.here: WaitHere | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def notify(self) -> None:
@@ -68,8 +68,8 @@ class Waiter:
 
     def look_for_circle(self) -> None:
         """What it waits for has changed: end a circle of waits, if that closed one."""
-        if self.blocked is not None:
-            self.blocked.break_circles()
+        if self.here is not None:
+            self.here.break_circles()
 
 
 class WaiterQueue:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
+import threading
+import time
 import tracemalloc
 import weakref
 from typing import Any
 
 import anyio
+import process_functions
 import pytest
+import structlog
 from queue_tools import Item, check, check_report, kinds, make
 from work_meter import Meter
 
 import batchqueue_async as bq
+from batchqueue_async.queue.limiter import CallLimiter
 from batchqueue_async.testing import RecordingErrorHandler, RecordingHandler, VirtualTimeLoop, advance, settle
 
 # -- C-1: who may end a drain task ----------------------------------------------------------------------
@@ -698,3 +704,527 @@ async def test_c_16_types_that_were_removed_are_let_go():
     gc.collect()
     assert sum(each() is not None for each in left) < 40
     await queue.shutdown()
+
+
+# -- C-14: a task that a handler starts is only its own ---------------------------------------------------------------
+
+
+async def _in_own_task(call: Any) -> None:
+    await call()
+
+
+async def _gathered(call: Any) -> None:
+    await asyncio.gather(asyncio.sleep(0), call())
+
+
+async def _in_a_group(call: Any) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(call())
+
+
+async def _in_a_group_of_anyio(call: Any) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+
+
+async def _in_wait_for(call: Any) -> None:
+    await asyncio.wait_for(call(), 3_600)
+
+
+async def _waited_for(call: Any) -> None:
+    done, _ = await asyncio.wait({asyncio.create_task(call())})
+    done.pop().result()
+
+
+async def _shielded(call: Any) -> None:
+    await asyncio.shield(call())
+
+
+async def _awaited_later(call: Any) -> None:
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0.7)
+    await task
+
+
+async def _through_another_task(call: Any) -> None:
+    await asyncio.create_task(_gathered(call))
+
+
+AWAITED = [
+    _in_own_task,
+    _gathered,
+    _in_a_group,
+    _in_a_group_of_anyio,
+    _in_wait_for,
+    _waited_for,
+    _shielded,
+    _awaited_later,
+    _through_another_task,
+]
+CALLS = ["produce", "produce_many", "deliver", "flush", "shutdown"]
+
+
+def _call(queue: bq.BatchQueue[Any], name: str, outcomes: list[object]) -> Any:
+    async def call() -> None:
+        arguments: dict[str, Any] = {"produce": 9, "produce_many": [9, 9], "deliver": [9]}
+        try:
+            outcomes.append(await getattr(queue, name)(*([arguments[name]] if name in arguments else [])))
+        except Exception as error:
+            outcomes.append(type(error))
+            raise
+
+    return call
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("way", AWAITED)
+async def test_c_14_a_wait_that_its_own_handler_waits_for_ends_with_an_error(way, name):
+    outcomes: list[object] = []
+    began = asyncio.get_running_loop().time()
+
+    async def handle(batch: list[int]) -> None:
+        if batch == [0]:
+            assert queue.produce_many_nowait([1, 2]) == 2
+            await way(_call(queue, name, outcomes))
+
+    queue = make(consumer=handle, buffer_size=2, max_batch=1, drain_timeout=100.0)
+    assert await queue.produce_many([0]) == 1
+    await advance(3.0)
+    assert outcomes == [bq.DeadlockError]
+    assert asyncio.get_running_loop().time() - began < 5
+    report = await queue.shutdown()
+    assert (report.handled, report.failed) == (2, 1)
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_c_14_a_task_that_a_handler_only_starts_gets_what_it_asks_for(name):
+    outcomes: list[object] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def handle(batch: list[int]) -> None:
+        if batch == [0]:
+            tasks.append(asyncio.create_task(_call(queue, name, outcomes)()))
+            keep.update(tasks)
+            tasks[0].add_done_callback(keep.discard)
+            await asyncio.sleep(5.0)
+
+    keep: set[Any] = set()
+    queue = make(consumer=handle, buffer_size=2, max_batch=1)
+    await queue.produce_many([0, 1])
+    await asyncio.sleep(0.1)
+    queue.produce_many_nowait([2, 3])
+    await tasks[0]
+    expected = {"produce": True, "produce_many": 2}.get(name)
+    if name == "shutdown":
+        assert isinstance(outcomes[0], bq.ShutdownReport)
+        assert outcomes[0].complete
+    else:
+        assert outcomes == [expected]
+    assert (await queue.shutdown()).failed == 0
+
+
+async def test_c_14_a_shutdown_that_was_refused_has_closed_nothing():
+    outcomes: list[object] = []
+
+    async def handle(batch: list[int]) -> None:
+        with contextlib.suppress(bq.DeadlockError):
+            await asyncio.wait_for(_call(queue, "shutdown", outcomes)(), 60)
+
+    queue = make(consumer=handle, drain_timeout=30.0)
+    began = asyncio.get_running_loop().time()
+    await queue.deliver([1])
+    assert outcomes == [bq.DeadlockError]
+    assert not queue.closed
+    assert (await queue.shutdown()).complete
+    assert asyncio.get_running_loop().time() - began < 1
+
+
+async def test_c_14_two_handlers_that_wait_for_each_other_by_tasks_of_theirs():
+    deadlocks: list[str] = []
+
+    def handler(other: str) -> Any:
+        async def handle(batch: list[int]) -> None:
+            for number in batch:
+                if number > 0:
+                    try:
+                        await asyncio.gather(queues[other].produce(number - 1), queues[other].produce(number - 1))
+                    except bq.DeadlockError:
+                        deadlocks.append(other)
+
+        return handle
+
+    queues: dict[str, bq.BatchQueue[int]] = {}
+    for name, other in (("a", "b"), ("b", "a")):
+        queues[name] = make(consumer=handler(other), buffer_size=1, max_batch=1)
+    async with asyncio.timeout(1_000):
+        await queues["a"].produce_many([3] * 20)
+        for _ in range(10):
+            for queue in queues.values():
+                await queue.flush()
+    assert deadlocks
+    for queue in queues.values():
+        assert (await queue.shutdown()).complete
+
+
+# -- C-6: circles over loops and threads ------------------------------------------------------------------------------
+
+
+def _scheduler(name: str, calls: int = 2) -> bq.SharedScheduler:
+    return bq.SharedScheduler(name, bq.WorkerPolicy.fixed(calls))
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("by", ["produce_async", "produce_many_async", "produce", "produce_many"])
+async def test_c_6_producers_that_wait_in_a_circle_over_two_loops_are_told(by):
+    """Two queues on two loops (or with threads), each of whose handlers fills the other's partition."""
+    bridges: dict[str, Any] = {}
+    deadlocks: list[str] = []
+
+    def handler(other: str) -> Any:
+        def items(batch: list[int]) -> list[int]:
+            return [number - 1 for number in batch if number for _ in range(3)]
+
+        async def handle(batch: list[int]) -> None:
+            try:
+                if by == "produce_many_async":
+                    await bridges[other].produce_many_async(items(batch))
+                else:
+                    for number in items(batch):
+                        await bridges[other].produce_async(number)
+            except bq.DeadlockError:
+                deadlocks.append(other)
+
+        def handle_in_thread(batch: list[int]) -> None:
+            try:
+                if by == "produce_many":
+                    bridges[other].produce_many(items(batch))
+                else:
+                    for number in items(batch):
+                        bridges[other].produce(number)
+            except bq.DeadlockError:
+                deadlocks.append(other)
+
+        return handle if by.endswith("_async") else bq.in_thread(handle_in_thread)
+
+    async with asyncio.timeout(30), bq.BatchQueueManager() as manager:
+        for name, other in (("a", "b"), ("b", "a")):
+            config = bq.QueueConfig(consumer=handler(other), scheduler=_scheduler(name), buffer_size=2, max_batch=2)
+            bridges[name] = manager.create(name, config).bridge()
+        assert await bridges["a"].produce_many_async([3] * 20) == 20
+        for _ in range(8):
+            for bridge in bridges.values():
+                await bridge.flush_async()
+        assert deadlocks
+        stats = [await bridge.stats_async() for bridge in bridges.values()]
+        assert all(each.handled == each.accepted for each in stats)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize(("first", "second"), [("deliver", "flush"), ("flush", "deliver"), ("deliver", "deliver")])
+async def test_c_6_so_are_those_who_wait_for_outcomes(first, second, threads):
+    bridges: dict[str, Any] = {}
+    deadlocks: list[str] = []
+
+    def handler(other: str, call: str) -> Any:
+        async def handle(batch: list[int]) -> None:
+            bridge = bridges[other]
+            await bridge.produce_async(0)
+            try:
+                await (bridge.flush_async() if call == "flush" else bridge.deliver_async([0]))
+            except bq.DeadlockError:
+                deadlocks.append(other)
+            except bq.DeliveryError:
+                pass
+
+        def handle_in_thread(batch: list[int]) -> None:
+            bridge = bridges[other]
+            bridge.produce(0)
+            try:
+                bridge.flush() if call == "flush" else bridge.deliver([0])
+            except bq.DeadlockError:
+                deadlocks.append(other)
+            except bq.DeliveryError:
+                pass
+
+        async def both(batch: list[int]) -> None:
+            if batch[0]:
+                await (bq.in_thread(handle_in_thread).consume(batch) if threads else handle(batch))
+
+        return both
+
+    async with asyncio.timeout(30), bq.BatchQueueManager() as manager:
+        for name, other, call in (("a", "b", first), ("b", "a", second)):
+            config = bq.QueueConfig(consumer=handler(other, call), scheduler=_scheduler(name, 1), max_batch=1)
+            bridges[name] = manager.create(name, config).bridge()
+        await asyncio.gather(*(bridge.deliver_async([1] * 5) for bridge in bridges.values()))
+        for bridge in bridges.values():
+            assert (await bridge.stats_async()).failed == 0
+        assert deadlocks
+
+
+@pytest.mark.real_time
+async def test_c_6_no_circle_no_error():
+    """A chain over three loops, whose last queue is slow: everybody waits, and nobody in a circle."""
+    bridges: dict[str, Any] = {}
+    handled: list[int] = []
+
+    def handler(other: str) -> Any:
+        async def handle(batch: list[int]) -> None:
+            for number in batch:
+                await bridges[other].produce_async(number)
+                await bridges[other].deliver_async([number])
+
+        return handle
+
+    async def last(batch: list[int]) -> None:
+        await asyncio.sleep(0.001)
+        handled.extend(batch)
+
+    async with asyncio.timeout(30), bq.BatchQueueManager() as manager:
+        for name, consumer in (("c", last), ("b", handler("c")), ("a", handler("b"))):
+            config = bq.QueueConfig(consumer=consumer, scheduler=_scheduler(name), buffer_size=1, max_batch=1)
+            bridges[name] = manager.create(name, config).bridge()
+        await bridges["a"].deliver_async(list(range(20)))
+        for name in ("b", "c"):
+            await bridges[name].flush_async()
+        assert sorted(set(handled)) == list(range(20))
+        assert [(await bridge.stats_async()).failed for bridge in bridges.values()] == [0, 0, 0]
+
+
+@pytest.mark.real_time
+async def test_c_6_calls_in_threads_leave_threads_for_those_they_wait_for():
+    count = 60  # more than the threads that anyio lets everybody share
+    stored: list[int] = []
+
+    def parse(batch: list[int]) -> None:
+        for _ in batch:
+            for number in range(20):
+                assert bridge.produce(number, timeout=60)
+
+    async with asyncio.timeout(60), bq.BatchQueueManager() as manager:
+        rows = manager.create("rows", bq.QueueConfig(consumer=bq.in_thread(stored.extend), buffer_size=5))
+        bridge = rows.bridge()
+        lines = manager.create(
+            "lines",
+            bq.QueueConfig(
+                consumer=bq.in_thread(parse),
+                workers=bq.WorkerPolicy.fixed(count),
+                partitions=bq.PartitionPolicy.fixed(count),
+                max_batch=1,
+            ),
+        )
+        await lines.produce_many(range(count))
+        await lines.flush()
+        await rows.flush()
+    assert len(stored) == 20 * count
+
+
+async def test_c_6_one_turn_for_two_queues_is_a_circle_too():
+    turns = CallLimiter(1)
+    errors = RecordingErrorHandler()
+    inner: bq.BatchQueue[int] = bq.BatchQueue("inner", bq.QueueConfig(consumer=RecordingHandler()), limiter=turns)
+
+    async def outer_handler(batch: list[int]) -> None:
+        await asyncio.create_task(inner.deliver(batch))
+
+    config = bq.QueueConfig(consumer=outer_handler, on_error=errors)
+    outer: bq.BatchQueue[int] = bq.BatchQueue("outer", config, limiter=turns)
+    await outer.produce(1)
+    await outer.flush(timeout=5)
+    assert [type(error) for _, error in errors.failures] == [bq.DeadlockError]
+    assert (await outer.shutdown()).failed == 1
+    assert (await inner.shutdown()).handled == 1
+
+
+# -- C-2, and the small ones of C-18 about threads and processes ----------------------------------------------------
+
+
+@pytest.mark.real_time
+async def test_c_2_a_call_that_can_not_be_ended_keeps_its_turn():
+    running = most = 0
+    lock = threading.Lock()
+    stored: list[int] = []
+
+    def store(batch: list[int]) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.25)
+        stored.extend(batch)
+        with lock:
+            running -= 1
+
+    errors = RecordingErrorHandler()
+    queue = make(max_batch=1, handler_timeout=0.02, on_error=errors)
+    queue.add_handler(int, bq.in_thread(store))
+    await queue.produce_many(range(4))
+    before = threading.active_count()
+    await queue.flush(timeout=30)
+    assert most == 1
+    assert threading.active_count() <= before + 1
+    assert stored == [0, 1, 2, 3]
+    # They count as failed, and whoever looks at the error learns that they may have been stored.
+    assert [items for items, _ in errors.failures] == [[0], [1], [2], [3]]
+    for _, error in errors.failures:
+        assert isinstance(error, TimeoutError)
+        assert "handler_timeout=0.02" in str(error)
+        assert "it may have done its work" in str(error)
+    assert (await queue.shutdown()).failed == 4
+
+
+@pytest.mark.real_time
+async def test_c_2_a_shutdown_counts_what_may_be_stored_yet():
+    begun, let_go = threading.Event(), threading.Event()
+    stored: list[int] = []
+
+    def store(batch: list[int]) -> None:
+        begun.set()
+        let_go.wait(30)
+        stored.extend(batch)
+
+    queue = make(consumer=bq.in_thread(store), max_batch=2)
+    await queue.produce_many([1, 2, 3, 4, 5])
+    await asyncio.to_thread(begun.wait, 30)
+    report = await queue.shutdown(timeout=0.05)
+    assert (report.undelivered, report.still_running) == ([1, 2, 3, 4, 5], 2)
+    check_report(report)
+    let_go.set()
+    await asyncio.sleep(0.05)
+    assert stored == [1, 2]
+    assert check(queue).handled == 0
+
+
+def test_c_2_an_async_call_that_exceeds_its_time_is_ended_at_once():
+    async def main() -> BaseException:
+        errors = RecordingErrorHandler()
+        queue = make(consumer=RecordingHandler(delay=60), handler_timeout=1.0, on_error=errors)
+        await queue.produce(1)
+        await queue.flush()
+        await queue.shutdown()
+        return errors.failures[0][1]
+
+    error = _run(main())
+    assert isinstance(error, TimeoutError)
+    assert "handler_timeout=1.0" in str(error)
+    assert "may have" not in str(error)
+
+
+def test_c_18_in_thread_runs_in_virtual_time():
+    def work(batch: list[int]) -> None:
+        time.sleep(0.05)
+
+    async def main() -> tuple[int, float]:
+        queue = make(consumer=bq.in_thread(work), handler_timeout=60.0, max_batch=1)
+        await queue.produce_many(range(5))
+        await queue.flush()
+        await queue.shutdown()
+        return queue.stats().handled, asyncio.get_running_loop().time()
+
+    assert _run(main()) == (5, 0.0)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration])
+async def test_c_18_whatever_a_thread_raises_fails_its_batch_alone(error):
+    def work(batch: list[int]) -> None:
+        if batch == [0]:
+            raise error
+
+    errors = RecordingErrorHandler()
+    queue = make(consumer=bq.in_thread(work), max_batch=1, on_error=errors)
+    await queue.produce_many([0, 1, 2])
+    await queue.flush(timeout=30)
+    assert not queue.closed
+    ((items, failure),) = errors.failures
+    assert (items, type(failure)) == ([0], RuntimeError)
+    assert queue.stats().handled == 2
+    await queue.shutdown()
+
+
+@pytest.mark.real_time
+async def test_c_18_sys_exit_in_a_process_fails_its_batch_alone():
+    errors = RecordingErrorHandler()
+    queue = make(consumer=bq.in_process(process_functions.exit_on_zero), max_batch=1, on_error=errors)
+    await queue.produce_many([0, 1])
+    await queue.flush(timeout=60)
+    ((items, failure),) = errors.failures
+    assert (items, type(failure)) == ([0], RuntimeError)
+    assert "exit_on_zero raised SystemExit(3)" in str(failure)
+    assert queue.stats().handled == 1
+    await queue.shutdown()
+
+
+# -- C-10 and C-15 ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["filter", "processor", "plain structlog"])
+async def test_c_10_a_logger_that_raises_stops_no_work(kind):
+    class Filter(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            raise RuntimeError
+
+    def processor(*_: Any) -> Any:
+        raise RuntimeError
+
+    logger = logging.getLogger("batchqueue_async")
+    broken = Filter()
+    if kind == "filter":
+        logger.addFilter(broken)
+    elif kind == "processor":
+        structlog.configure(processors=[processor])
+    else:
+        structlog.configure(wrapper_class=structlog.BoundLogger, logger_factory=structlog.ReturnLoggerFactory())
+    try:
+        errors = RecordingErrorHandler()
+        handler = RecordingHandler[int](fail=lambda batch: ValueError() if batch == [0] else None)
+        queue = make(consumer=handler, max_batch=1, on_error=errors)
+        await queue.produce_many(range(5))
+        await queue.flush(timeout=5)
+        assert (handler.handled, [items for items, _ in errors.failures]) == ([1, 2, 3, 4], [[0]])
+        assert not queue.closed
+        assert (await queue.shutdown()).complete
+    finally:
+        logger.removeFilter(broken)
+        structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("where", ["no loop", "another loop"])
+def test_c_15_a_call_from_elsewhere_on_the_same_thread_is_told_at_its_first_slow_step(where):
+    handler = RecordingHandler[int]()
+    handler.hold()
+    home = VirtualTimeLoop()
+    other = asyncio.new_event_loop()
+
+    async def begin() -> bq.BatchQueue[int]:
+        queue = make(consumer=handler, buffer_size=10)
+        for number in range(2):
+            await queue.produce(number)  # the first is held by the handler, the second waits
+            await settle()
+        return queue
+
+    queue = home.run_until_complete(begin())
+
+    def produce() -> bool:
+        if where == "no loop":
+            return queue.produce_nowait(2)
+        return other.run_until_complete(queue.produce(2))
+
+    # What the fast path takes is accepted: to look for the running loop would double the price of an item.
+    assert [produce() for _ in range(9)] == [True] * 9
+    with pytest.raises(bq.WrongLoopError):
+        produce()
+    for call in (
+        lambda: queue.produce_many_nowait([1]),
+        lambda: other.run_until_complete(queue.produce_many([1])),
+        lambda: other.run_until_complete(queue.flush()),
+        queue.stats,
+        lambda: queue.remove_handler(int),
+    ):
+        with pytest.raises(bq.WrongLoopError):
+            call()
+    handler.release()
+    assert home.run_until_complete(queue.shutdown()).handled == 11  # a promise all the same
+    home.close()
+    other.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 
@@ -18,3 +19,8 @@ def write_pid(batch: list[str]) -> None:
 def spin(batch: list[object]) -> None:
     while batch:
         pass
+
+
+def exit_on_zero(batch: list[int]) -> None:
+    if batch == [0]:
+        sys.exit(3)
