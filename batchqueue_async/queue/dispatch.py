@@ -373,30 +373,29 @@ class Dispatcher(Generic[T]):
         if not turns.enter_nowait(drain):
             await turns.enter(drain)
         try:
-            await self._guarded(drain, entry.timeout, entry.consume, items)
+            await self._guarded(drain, entry, lambda: entry.consume(items))
         finally:
             turns.leave(drain)
 
     async def _guarded(
-        self,
-        drain: DrainTask[T],
-        timeout: float | None,
-        call: Callable[..., Awaitable[object]],
-        *arguments: list[T],
+        self, drain: DrainTask[T], entry: HandlerEntry[T], call: Callable[[], Awaitable[object]]
     ) -> None:
-        """Make a call within the scheduler's bound on calls and within its timeout."""
+        """Make a call within the scheduler's bound on calls and within its timeout.
+
+        `call` looks the handler up as late as that: it may be replaced or taken away while the call waits.
+        """
         limiter = self.limiter
         if limiter is not None:
             await limiter.enter(drain)
-        limit = asyncio.timeout(timeout)
+        limit = asyncio.timeout(entry.timeout)
         began = drain.clock()
         try:
             async with limit:
-                await call(*arguments)
+                await call()
         except TimeoutError:
             if not limit.expired():
                 raise  # the handler's own
-            raise TimeoutError(self._overrun(drain.clock() - began, timeout)) from None
+            raise TimeoutError(self._overrun(drain.clock() - began, entry.timeout)) from None
         finally:
             if limiter is not None:
                 limiter.leave(drain)
@@ -622,8 +621,14 @@ class Dispatcher(Generic[T]):
             return
         for other in siblings:
             other.turns.enter_alone(drain)
+        handler = entry.handler
+
+        async def still_idle() -> None:
+            if entry in self._idlers and entry.handler is handler:
+                await on_idle()
+
         try:
-            await self._guarded(drain, entry.timeout, on_idle)
+            await self._guarded(drain, entry, still_idle)
         except BaseException as error:  # a failing on_idle is the handler's fault and stops nothing
             if drain.is_ended_by(error):
                 raise
