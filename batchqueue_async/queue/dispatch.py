@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from contextlib import nullcontext
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -419,6 +420,7 @@ class Dispatcher(Generic[T]):
         for attempt in range(1, retry.max_attempts + 1):
             if round_.abandoned:
                 return
+            self.errors.seen(error)
             last = attempt == retry.max_attempts
             if last or not isinstance(error, RetryableError):
                 answer = await self._ask_on_error(round_, entry, items, error)
@@ -455,9 +457,9 @@ class Dispatcher(Generic[T]):
         self, round_: Round[T], entry: HandlerEntry[T], items: int, error: BaseException, attempt: int
     ) -> bool:
         """Wait before the next call; False if the round was given up meanwhile."""
-        delay = self._retry.delay(attempt)
-        if isinstance(error, RetryableError) and error.retry_after is not None:
-            delay = max(delay, error.retry_after)
+        if round_.drain.stopping:
+            raise asyncio.CancelledError  # the handler, or `on_error`, has made something else of its cancellation
+        delay = max(self._retry.delay(attempt), _asked_delay(error))
         log.warning(
             "handler_retried",
             queue=self.name,
@@ -468,7 +470,6 @@ class Dispatcher(Generic[T]):
             delay=delay,
             **describe(error, full=self._full_errors),
         )
-        self.errors.seen(error)
         try:
             await asyncio.sleep(delay)
         except asyncio.CancelledError:
@@ -485,7 +486,6 @@ class Dispatcher(Generic[T]):
         self, round_: Round[T], entry: HandlerEntry[T], items: list[T], error: BaseException
     ) -> object:
         """Log the failure, and give it to `on_error`; what that answers."""
-        self.errors.seen(error)
         log.warning(
             "handler_failed",
             queue=self.name,
@@ -655,6 +655,17 @@ def _own_list(
         own.add(entry)
         lists[entry] = lists[entry].copy() if entry in lists else []
     return lists[entry]
+
+
+def _asked_delay(error: BaseException) -> float:
+    """The seconds for which a failed call asks to be left alone; 0 where that is not a time."""
+    if not isinstance(error, RetryableError):
+        return 0.0
+    try:
+        asked = float(error.retry_after or 0.0)
+    except Exception:  # noqa: BLE001 - the error may be of a class of the user's, and its time a text of a server's
+        return 0.0
+    return asked if math.isfinite(asked) else 0.0
 
 
 def _refusing(kind: type, error: Exception) -> HandlerEntry[Any]:

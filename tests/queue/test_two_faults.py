@@ -37,6 +37,170 @@ class Closing:
         self.closes += 1
 
 
+# --- a retry, and what a handler raises
+
+
+class Bare(bq.RetryableError):
+    """An error of a user's that never calls its base class."""
+
+    def __init__(self):
+        pass
+
+
+class Unreadable(bq.RetryableError):
+    """An error whose attribute can't be read."""
+
+    @property
+    def retry_after(self):
+        raise OSError
+
+    @retry_after.setter
+    def retry_after(self, value):
+        pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Bare(),
+        Unreadable(),
+        bq.RetryableError(retry_after="Wed, 21 Oct 2026 07:28:00 GMT"),
+        bq.RetryableError(retry_after=[]),
+        bq.RetryableError(retry_after=math.inf),
+        bq.RetryableError(retry_after=math.nan),
+        bq.RetryableError(retry_after=-1e12),
+        bq.RetryableError(retry_after=10**400),
+    ],
+    ids=["no attribute", "unreadable", "a text", "a list", "inf", "nan", "negative", "huge"],
+)
+async def test_a_time_that_is_no_time_is_not_waited(error):
+    calls = []
+
+    async def handle(batch):
+        calls.append(list(batch))
+        if len(calls) == 1:
+            raise error
+
+    queue = make(consumer=handle, retry=RETRY)
+    await queue.produce(Item(1))
+    await advance(0.9)
+    assert len(calls) == 1
+    check(queue)
+    await advance(0.2)
+    assert len(calls) == 2
+    assert check(queue).handled == 1
+    check_report(await queue.shutdown())
+
+
+async def test_a_time_of_thirty_thousand_years_ends_with_the_deadline():
+    async def handle(batch):
+        raise bq.RetryableError(retry_after=1e12)
+
+    queue = make(consumer=handle, retry=RETRY)
+    await queue.produce(Item(1))
+    delivery = asyncio.ensure_future(queue.deliver([Item(2)]))
+    flush = asyncio.ensure_future(queue.flush())
+    await advance(100)
+    assert check(queue).in_flight == 1
+    report = await queue.shutdown(1)
+    check_report(report)
+    assert report.undelivered == [Item(1), Item(2)]
+    assert isinstance(await _error_of(delivery), bq.DeliveryError)
+    assert isinstance(await _error_of(flush), bq.QueueClosedError)
+
+
+async def _error_of(task):
+    await asyncio.wait([task])
+    return task.exception()
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["retryable error", "on_error"])
+async def test_the_deadline_ends_a_retry_whose_handler_hides_its_cancellation(answers):
+    calls = []
+
+    async def handle(batch):
+        calls.append(asyncio.get_running_loop().time())
+        try:
+            await asyncio.sleep(50)
+        except asyncio.CancelledError:
+            raise (ConnectionError if answers else bq.RetryableError) from None
+
+    async def on_error(batch, error):
+        return bq.RETRY
+
+    queue = make(consumer=handle, retry=bq.HandlerRetry(initial=0.01), on_error=on_error)
+    await queue.produce_many([Item(1), Item(2)])
+    await advance(1)
+    report = await queue.shutdown(1)
+    check_report(report)
+    assert report.undelivered == [Item(1), Item(2)]
+    assert len(calls) == 1  # after its deadline, nothing is tried again
+    drains = [each for each in asyncio.all_tasks() if "drain" in each.get_name()]
+    assert not drains
+
+
+async def test_the_deadline_ends_an_on_error_that_hides_its_cancellation():
+    calls = []
+
+    async def handle(batch):
+        calls.append(list(batch))
+        raise ConnectionError
+
+    async def on_error(batch, error):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(50)
+        return bq.RETRY
+
+    queue = make(consumer=handle, retry=bq.HandlerRetry(initial=0.01), on_error=on_error)
+    await queue.produce(Item(1))
+    await advance(1)
+    report = await queue.shutdown(1)
+    check_report(report)
+    assert report.undelivered == [Item(1)]
+    assert len(calls) == 1
+    assert check(queue).adds_up
+
+
+async def test_a_failure_that_is_tried_again_is_counted_once():
+    async def handle(batch):
+        raise ConnectionError
+
+    queue = make(consumer=handle, retry=RETRY, on_error=lambda batch, error: bq.RETRY)
+    await queue.produce(Item(1))
+    await queue.flush()
+    assert queue.stats().last_error.count == 3
+    await queue.shutdown()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "added again"])
+@pytest.mark.parametrize("when", [0.0, 0.5, 1.0, 1.5, 2.5])
+async def test_a_handler_that_is_taken_away_between_two_tries(when, again):
+    failing, after = [], RecordingHandler()
+
+    async def handle(batch):
+        failing.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(1)
+        raise bq.RetryableError
+
+    queue = make(retry=RETRY)
+    queue.add_handler(Item, handle)
+    delivery = asyncio.ensure_future(queue.deliver([Item(1)]))
+    await advance(when)
+    check(queue)
+    queue.remove_handler(Item)
+    if again:
+        queue.add_handler(Item, after)
+    await settle()
+    check(queue)
+    tried = len(failing)
+    error = await _error_of(delivery)
+    assert len(failing) == tried
+    assert (error is None) is again
+    stats = check(queue)
+    assert (stats.handled, stats.unhandled) == ((1, 0) if again else (0, 1))
+    check_report(await queue.shutdown())
+
+
 # --- a scheduler's bound on calls
 
 
