@@ -109,6 +109,7 @@ class Dispatcher(Generic[T]):
     """
 
     __slots__ = (
+        "_closed",
         "_closing",
         "_fallback",
         "_full_errors",
@@ -160,6 +161,8 @@ class Dispatcher(Generic[T]):
         self._lingering = 0
         self.lingers = False
         self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        """Whether every `on_close` was called for the last time."""
         self._unclosed: dict[int, Handler[T]] = {}
         """Handlers with `on_close` that were let go of in the midst of a call, by identity."""
         self._single = self._alone("consumer", config.consumer, workers)
@@ -204,7 +207,8 @@ class Dispatcher(Generic[T]):
         self._lingering += options.linger is not None
         self.lingers = self._lingering > 0
         self._note_idler(entry)
-        self._let_go(before, entry.turns)
+        if before is not handler:
+            self._let_go(before, entry.turns)
 
     def _uncount(self, entry: HandlerEntry[T]) -> None:
         self._lingering -= entry.options.linger is not None
@@ -547,16 +551,15 @@ class Dispatcher(Generic[T]):
 
     def _let_go(self, handler: Handler[T] | None, turns: CallLimiter) -> None:
         """A handler was replaced or removed: close it, now if no call of it can be under way, else at the end."""
-        if handler is None or method_of(handler, "on_close") is None:
+        if handler is None or self._closed or method_of(handler, "on_close") is None:
             return
-        if any(entry.handler is handler for entry in self.all_entries()):
-            return
-        if turns.idle:
+        if not turns.idle:
+            # Whatever becomes of its other types: this call may outlast them.
+            self._unclosed[id(handler)] = handler
+        elif id(handler) not in self._unclosed and all(each.handler is not handler for each in self.all_entries()):
             task = asyncio.get_running_loop().create_task(self._close(handler))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-        else:
-            self._unclosed[id(handler)] = handler
 
     async def close_handlers(self, round_: Round[T]) -> None:
         """Call `on_close` of every handler, once for each object, no matter how many types it handles.
@@ -565,8 +568,14 @@ class Dispatcher(Generic[T]):
         """
         open_ = {id(entry.handler): entry.handler for entry in self.all_entries()} | self._unclosed
         self._unclosed = {}
+        self._closed = True
         closing = [self._close(handler, round_) for handler in open_.values()]
-        await asyncio.gather(*closing, *self._closing)
+        await asyncio.gather(*closing, *self._closing, return_exceptions=True)
+
+    def stop_closing(self) -> None:
+        """Cut off what is still in its `on_close`."""
+        for task in self._closing:
+            task.cancel()
 
     async def _close(self, handler: Handler[T], round_: Round[T] | None = None) -> None:
         on_close = method_of(handler, "on_close")
@@ -575,7 +584,12 @@ class Dispatcher(Generic[T]):
         try:
             with nullcontext() if round_ is None else acting_for(round_):
                 await on_close()
-        except Exception as error:  # noqa: BLE001 - the handler's own; the others are closed all the same
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the handler's own, whatever it is; the others are closed all the same
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             self.errors.seen(error)
             name = type(handler).__qualname__
             log.error("on_close_failed", queue=self.name, handler=name, **describe(error, full=self._full_errors))

@@ -145,6 +145,7 @@ class Shutdown(Generic[T]):
         if not self.dispatcher.has_closers:
             return
         if self._expired.done():
+            self.dispatcher.stop_closing()
             log.warning("on_close_skipped", queue=self.name, way_out="give the shutdown more time")
             return
         closing = self.loop.create_task(self._close_as_handler(), name=f"{self.name}-close")

@@ -224,3 +224,142 @@ async def test_a_call_that_waits_for_the_scheduler_is_the_handlers_of_the_moment
     for queue in queues:
         check_report(await queue.shutdown())
     assert removed.closes == 1
+
+
+# --- on_close
+
+
+async def test_on_close_of_a_handler_of_two_types_waits_for_both():
+    handler = Closing()
+    queue = make()
+    queue.add_handler(Item, handler)
+    queue.add_handler(Other, handler)
+    await queue.produce(Item(1))
+    await advance(0.5)
+    queue.remove_handler(Item)
+    queue.remove_handler(Other)
+    await advance(3)
+    assert check(queue).handled == 1
+    check_report(await queue.shutdown())
+    assert handler.closes == 1
+
+
+async def test_a_handler_that_is_let_go_of_twice_is_closed_once():
+    handler = Closing()
+    queue = make()
+    queue.add_handler(Item, handler)
+    await queue.produce(Item(1))
+    await advance(0.5)
+    queue.remove_handler(Item)
+    queue.add_handler(Item, handler)
+    await advance(3)
+    queue.remove_handler(Item)
+    await queue.shutdown()
+    assert handler.closes == 1
+
+
+async def test_a_handler_that_is_taken_away_after_the_end_is_not_closed_again():
+    handler = Closing()
+    queue = make()
+    queue.add_handler(Item, handler)
+    await queue.shutdown()
+    assert queue.remove_handler(Item)
+    await settle()
+    assert handler.closes == 1
+
+
+async def test_an_on_close_that_takes_handlers_away_is_called_once():
+    handler = Closing()
+    close = handler.on_close
+    queue = make()
+
+    async def on_close():
+        await close()
+        queue.remove_handler(Item)
+        await asyncio.sleep(0)
+
+    handler.on_close = on_close
+    queue.add_handler(Item, handler)
+    await queue.shutdown()
+    await settle()
+    assert handler.closes == 1
+
+
+class Abort(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [Abort, asyncio.CancelledError, GeneratorExit, TimeoutError])
+@pytest.mark.parametrize("early", [False, True], ids=["at the end", "when it is let go of"])
+async def test_no_on_close_keeps_the_others_from_their_end(error, early, caplog):
+    class Bad(Closing):
+        async def on_close(self):
+            raise error
+
+    class Slow(Closing):
+        async def on_close(self):
+            await asyncio.sleep(2)
+            self.closes += 1
+
+    slow, unretrieved = Slow(), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unretrieved.append(context))
+    queue = make()
+    queue.add_handler(Item, Bad())
+    queue.add_handler(Other, slow)
+    await queue.produce(Other(1))
+    if early:
+        queue.remove_handler(Item)
+        await settle()
+    report = await queue.shutdown(10)
+    assert slow.closes == 1
+    check_report(report)
+    assert "on_close_failed" in caplog.text
+    assert not unretrieved
+
+
+async def test_an_on_close_that_never_ends_is_cut_off_with_the_queue():
+    ends = []
+
+    class Hanging(Closing):
+        async def on_close(self):
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                ends.append(asyncio.get_running_loop().time())
+
+    async def stuck(batch):
+        await asyncio.sleep(1000)
+
+    queue = make()
+    queue.add_handler(Item, Hanging())
+    queue.add_handler(Other, stuck)
+    await queue.produce(Other(1))
+    await settle()
+    queue.remove_handler(Item)
+    await settle()
+    report = await queue.shutdown(1)
+    check_report(report)
+    assert report.undelivered == [Other(1)]
+    await settle()
+    assert len(ends) == 1
+
+
+async def test_on_close_may_offer_items_to_its_own_queue_in_vain():
+    answers = []
+
+    class Producing(Closing):
+        async def on_close(self):
+            answers.append(queue.produce_nowait(Item(2)))
+            answers.append(await queue.produce(Item(3)))
+            answers.append(await queue.produce_many([Item(4), Item(5)]))
+            for call in (queue.flush, queue.shutdown, lambda: queue.deliver([Item(6)])):
+                with pytest.raises((bq.DeadlockError, bq.DeliveryError)):
+                    await call()
+
+    queue = make()
+    queue.add_handler(Item, Producing())
+    await queue.produce(Item(1))
+    report = await queue.shutdown(5)
+    check_report(report)
+    assert answers == [False, False, 0]
+    assert check(queue).adds_up
