@@ -202,6 +202,8 @@ class Dispatcher(Generic[T]):
         else:
             before = entry.handler
             self._uncount(entry)
+            if (options.max_batch or self.max_batch) < (entry.options.max_batch or self.max_batch):
+                entry = self._renew(kind, entry)
             entry.replace(handler, options, self.handler_timeout)
         self.weight += options.weight
         self._lingering += options.linger is not None
@@ -209,6 +211,16 @@ class Dispatcher(Generic[T]):
         self._note_idler(entry)
         if before is not handler:
             self._let_go(before, entry.turns)
+
+    def _renew(self, kind: type, old: HandlerEntry[T]) -> HandlerEntry[T]:
+        """Another entry for the type: calls that wait are too large for the next handler, and are grouped anew."""
+        new = HandlerEntry(old.label, old.handler, old.options, old.turns, old.timeout)
+        new.calls, new.items, new.failed, new.seconds = old.calls, old.items, old.failed, old.seconds
+        old.retire()
+        self._note_idler(old)
+        self.entries[kind] = new
+        self._resolved.clear()
+        return new
 
     def _uncount(self, entry: HandlerEntry[T]) -> None:
         self._lingering -= entry.options.linger is not None

@@ -363,3 +363,19 @@ async def test_on_close_may_offer_items_to_its_own_queue_in_vain():
     check_report(report)
     assert answers == [False, False, 0]
     assert check(queue).adds_up
+
+
+async def test_a_handler_that_takes_less_gets_no_batch_that_was_meant_for_the_one_before():
+    first, after, small = Closing(), RecordingHandler(), RecordingHandler()
+    queue = make(max_batch=5)
+    queue.add_handler(Other, first)
+    queue.add_handler(Item, after)
+    await queue.produce_many([Other(0), *map(Item, range(5))])
+    await advance(0.5)
+    queue.add_handler(Item, small, max_batch=2)
+    await advance(1)
+    assert [len(batch) for batch in small.batches] == [2, 2, 1]
+    assert not after.batches
+    assert check(queue).handled == 6
+    assert {each.items for each in queue.stats().handlers} == {1, 5}
+    await queue.shutdown()
