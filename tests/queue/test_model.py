@@ -209,7 +209,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.world.single)
     @rule(kind=st.sampled_from(CLASSES), turns=TURNS)
     def remove_handler(self, kind: type, turns: int | None) -> None:
-        self.run(turns, partial(self.world.queue.remove_handler, kind))
+        self.run(turns, partial(self.world.remove_handler, kind))
 
     @precondition(lambda self: self.world.every_handler)
     @rule(which=st.integers(0, 50), mode=MODES, delay=st.sampled_from([0.01, 0.1, 0.7]), turns=TURNS)

@@ -46,6 +46,8 @@ class Handler:
         self.mode = "ok"
         self.delay = 0.1
         self.gate = asyncio.Event()
+        self.max_batch = world.config.max_batch if world.ready else world.options["max_batch"]
+        self.closes = 0
 
     async def consume(self, batch: list[Item]) -> None:
         world = self.world
@@ -53,8 +55,8 @@ class Handler:
         try:
             await self._act(self.mode, batch)
             batch.clear()  # the list is the handler's own
-        except BaseException:
-            world.call_ends(call, good=False)
+        except BaseException as error:
+            world.call_ends(call, good=False, again=isinstance(error, bq.RetryableError))
             raise
         world.call_ends(call, good=True)
 
@@ -74,6 +76,35 @@ class Handler:
             await self._stubborn()
         elif mode == "produce":
             await self.world.produce_from_handler(batch)
+        elif mode == "retry":
+            await self._retry()
+        elif mode in ("cancels itself", "cancels itself unseen"):
+            await self._cancel_itself(wait=mode == "cancels itself")
+        elif mode == "group":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._fail())
+                group.create_task(asyncio.sleep(self.delay))
+
+    async def _retry(self) -> None:
+        rng = self.world.rng
+        try:
+            await asyncio.sleep(rng.choice([0, self.delay]))
+        except asyncio.CancelledError:
+            if rng.random() < 0.5:
+                raise
+        if rng.random() < 0.6:
+            raise bq.RetryableError("not now", retry_after=rng.choice([None, None, 0.2, float("inf"), -1.0]))
+
+    async def _cancel_itself(self, *, wait: bool) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if wait:
+            await asyncio.sleep(self.delay)
+
+    async def _fail(self) -> None:
+        await asyncio.sleep(0)
+        raise OopsError
 
     async def _stubborn(self) -> None:
         loop = asyncio.get_running_loop()
@@ -96,6 +127,18 @@ class IdleHandler(Handler):
             await asyncio.sleep(0)
         finally:
             world.idle.discard(self)
+
+
+class ClosingHandler(Handler):
+    async def on_close(self) -> None:
+        world = self.world
+        self.closes += 1
+        world.expect(self.closes == 1, f"{self.label} was closed {self.closes} times")
+        world.expect(all(each.handler is not self for each in world.calls), f"{self.label} was closed in its call")
+        world.expect(not world.over, f"{self.label} was closed after the end")
+        await asyncio.sleep(world.rng.choice([0, 0, 0.1]))
+        if world.rng.random() < 0.3:
+            raise world.rng.choice([OopsError, asyncio.CancelledError])
 
 
 class Call:
@@ -134,7 +177,7 @@ def draw_options(rng: random.Random) -> dict[str, Any]:
     return {
         "workers": bq.WorkerPolicy.fixed(workers),
         "partitions": partitions,
-        "selector": rng.choice(["type_hash", "type_hash", "by_key", "by_key", "round_robin", "custom"]),
+        "selector": rng.choice(["type_hash", "type_hash", "by_key", "by_key", "round_robin", "custom", "moody"]),
         "buffer_size": rng.randint(1, 8),
         "strategy": rng.choice([*bq.BufferStrategy, bq.BufferStrategy.BLOCKING, bq.BufferStrategy.BLOCKING]),
         "block_timeout": rng.choice([None, None, 0.2]),
@@ -145,4 +188,7 @@ def draw_options(rng: random.Random) -> dict[str, Any]:
         "fallback": rng.random() < 0.5,
         "balanced": rng.random() < 0.5,
         "on_idle": rng.random() < 0.2,
+        "on_close": rng.random() < 0.5,
+        "handler_options": rng.random() < 0.5,
+        "retry": bq.HandlerRetry(initial=rng.choice([0.001, 0.1, 1.0]), max_attempts=rng.randint(1, 4)),
     }

@@ -16,7 +16,7 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from queue_actors import CLASSES, KINDS, draw_options
+from queue_actors import CLASSES, KINDS, OopsError, draw_options
 from queue_world import PATIENCE, World
 
 import batchqueue_async as bq
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 MODES = ["ok", "ok", "turn", "turn", "slow", "slow", "fail", "cancelled", "hang", "stubborn", "produce", "produce"]
+MODES += ["retry", "retry", "fail", "cancels itself", "cancels itself unseen", "group"]
 
 
 MOST_SHOWN = 25
@@ -72,7 +73,7 @@ class Program:
     async def outcome(self, task: asyncio.Task[Any]) -> None:
         await asyncio.wait([task])
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, bq.DeliveryError):
+        if error is not None and not isinstance(error, bq.DeliveryError | OopsError):
             raise error
 
     async def repeat(self, act: Callable[[], object], times: int) -> None:
@@ -100,10 +101,10 @@ class Program:
     def change_handlers(self) -> None:
         kind = self.rng.choice(CLASSES)
         if self.rng.random() < 0.25:
-            self.world.queue.remove_handler(kind)
+            self.world.remove_handler(kind)
         else:
             self.world.add_handler(kind, self.rng.choice([0.3, 1.0, 2.0]))
-            self.world.every_handler[-1].mode = self.rng.choice(MODES[:6])
+            self.world.every_handler[-1].mode = self.rng.choice([*MODES[:6], "retry"])
 
     def move(self) -> None:
         if self.world.parts._rebalancer is not None:
