@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
@@ -246,7 +246,10 @@ class Dispatcher(Generic[T]):
     def linger_of(self, partition: Partition[T]) -> float:
         """How many seconds a batch of the partition may wait: the shortest time of the types that it holds."""
         kinds = partition.kinds()
-        entries = list(self.entries.values()) if kinds is None else [self.resolve(kind) for kind in kinds]
+        try:
+            entries = list(self.entries.values()) if kinds is None else [self.resolve(kind) for kind in kinds]
+        except Exception:  # noqa: BLE001 - the hash of a class may be the user's: its items fail when they leave
+            return 0.0
         own = (self.linger if each is None or each.options.linger is None else each.options.linger for each in entries)
         return min(own, default=self.linger)
 
@@ -546,6 +549,11 @@ class Dispatcher(Generic[T]):
         round_.fail(
             UnhandledTypeError(f"queue {self.name!r} has no handler for the item's type; add one, or a fallback")
         )
+        with suppress(Exception):  # the hash of a class may be the user's: it is not worth a drain task
+            self._tell_unhandled(round_, items)
+
+    def _tell_unhandled(self, round_: Round[T], items: list[T]) -> None:
+        """Warn of types that have no handler, once for each."""
         if self._told is None:
             self._told = WeakSet()
         for kind in dict.fromkeys(map(type, items)):

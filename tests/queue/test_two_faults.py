@@ -379,3 +379,120 @@ async def test_a_handler_that_takes_less_gets_no_batch_that_was_meant_for_the_on
     assert check(queue).handled == 6
     assert {each.items for each in queue.stats().handlers} == {1, 5}
     await queue.shutdown()
+
+
+# --- classes and selectors with faults in them
+
+
+class Moody(type):
+    """The class of classes that can be hashed until something is up with them."""
+
+    broken = False
+
+    def __hash__(cls):
+        if Moody.broken:
+            raise OSError
+        return type.__hash__(cls)
+
+
+@pytest.fixture
+def moody():
+    yield Moody("MoodyItem", (), {})
+    Moody.broken = False
+
+
+@pytest.mark.parametrize("linger", [None, 1.0])
+@pytest.mark.parametrize("handled", [False, True])
+@pytest.mark.parametrize("adaptive", [False, True])
+async def test_a_class_that_loses_its_hash_ends_no_drain_task(moody, linger, handled, adaptive):
+    handler = RecordingHandler()
+    policy = bq.PartitionPolicy.adaptive() if adaptive else bq.PartitionPolicy.fixed(1)
+    queue = make(partitions=policy)
+    queue.add_handler(Item, handler, linger=linger)
+    if handled:
+        queue.add_handler(moody, RecordingHandler(), linger=linger, weight=3)
+    await queue.produce_many([moody(), moody()])
+    Moody.broken = True
+    await advance(3)
+    stats = check(queue)
+    assert stats.failed + stats.unhandled == 2
+    Moody.broken = False
+    await queue.deliver([Item(1)])
+    check_report(await queue.shutdown())
+
+
+async def test_a_class_that_loses_its_hash_in_the_midst_is_told_of_or_not(moody):
+    class Late(Closing):
+        async def consume(self, batch):
+            Moody.broken = True
+            await asyncio.sleep(1)
+
+    queue = make(partitions=bq.PartitionPolicy.fixed(1))
+    queue.add_handler(Item, Late())
+    await queue.produce_many([Item(1), moody(), moody()])
+    await advance(3)
+    stats = check(queue)
+    assert (stats.handled, stats.unhandled + stats.failed) == (1, 2)
+    Moody.broken = False
+    await queue.deliver([Item(1)])
+    check_report(await queue.shutdown())
+
+
+async def test_a_selector_that_raises_takes_nothing_else_along():
+    failing = {3}
+
+    def select(item, count):
+        if item.number in failing:
+            raise OSError
+        return item.number % count
+
+    handler = Closing()
+    queue = make(selector=select, partitions=bq.PartitionPolicy.adaptive(), buffer_size=2)
+    queue.add_handler(Item, handler)
+    await queue.produce_many([Item(1), Item(2)])
+    await settle()
+    waiting = [asyncio.ensure_future(queue.produce(Item(number))) for number in (5, 6, 7, 8, 9)]
+    await settle()
+    failing.update({7, 9})
+    queue.add_handler(Other, handler, weight=4)
+    for call in (queue.produce, queue.deliver, queue.produce_many):
+        with pytest.raises(OSError):
+            await call(Item(3) if call == queue.produce else [Item(4), Item(3)])
+    for call, given in ((queue.produce_nowait, Item(3)), (queue.produce_many_nowait, [Item(3)])):
+        with pytest.raises(OSError):
+            call(given)
+    check(queue)
+    await asyncio.wait(waiting)
+    await queue.flush()
+    check(queue)
+    check_report(await queue.shutdown())
+    assert queue.stats().adds_up
+
+
+class Flaky(type):
+    """The class of classes whose hash fails once, after so many times."""
+
+    left = -1
+
+    def __hash__(cls):
+        Flaky.left -= 1
+        if Flaky.left == 0:
+            raise OSError
+        return type.__hash__(cls)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("left", range(1, 16))
+async def test_a_hash_that_fails_once_ends_no_drain_task(left, adaptive):
+    Flaky.left = -1
+    kind = Flaky("FlakyItem", (), {})
+    policy = bq.PartitionPolicy.adaptive() if adaptive else bq.PartitionPolicy.fixed(1)
+    queue = make(partitions=policy)
+    queue.add_handler(Item, RecordingHandler(), linger=0.1)
+    await queue.produce_many([kind(), kind(), Item(0)])
+    Flaky.left = left
+    await advance(3)
+    stats = check(queue)
+    assert (stats.handled, stats.failed + stats.unhandled) == (1, 2)
+    await queue.deliver([Item(1)])
+    check_report(await queue.shutdown())
