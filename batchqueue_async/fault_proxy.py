@@ -197,6 +197,8 @@ class FaultProxy:
     def _reset(self, writer: asyncio.StreamWriter) -> None:
         self._resets += 1
         raw = writer.get_extra_info("socket")
+        if raw is None:  # uvloop gives none of a connection that is gone
+            return
         with contextlib.suppress(OSError):  # it may be gone already
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
         writer.transport.abort()

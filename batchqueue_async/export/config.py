@@ -239,5 +239,5 @@ _RULES: dict[str, Rule] = {
     "send_timeout": Seconds(),
     "auth_pause": Seconds(),
     "drain_timeout": Seconds(above=False),
-    "on_dead_letter": Function(parameters=("records", "reason"), optional=True),
+    "on_dead_letter": Function(parameters=("records", "reason"), may_be_async=True, optional=True),
 }

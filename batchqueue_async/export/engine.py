@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _CANCEL_GRACE = 0.25
 _KEPT_LEAST = 64
+_LOOK = 1.0
 
 
 class Engine:
@@ -76,6 +77,7 @@ class Engine:
         self.failover = None if config.failover is None else Failover(config.failover)
         self._failing_over: asyncio.Task[None] | None = None
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
+        self._watching: asyncio.TimerHandle | None = None
         self.waiters = DeliveryWaiters()
         self.kept = KeptBatches(max(_KEPT_LEAST, 4 * self._most_sends))
         self.disk: DiskQueue | None = None
@@ -144,10 +146,9 @@ class Engine:
             strict=strict,
         )
         self.dead_letters = DeadLetters(context, forward)
-        self.sender = sender = BatchSender(context, self.dead_letters, self.kept)
+        self.sender = sender = BatchSender(context, self.dead_letters, self.kept, self.waiters)
         sender.on_latency = self._note_latency
         sender.on_failure = self._note_failure
-        sender.on_settled = self._note_settled
         sender.failover = None if self.failover is None else self._fail_over_to
         self.lifecycle = SinkLifecycle(context)
         if config.split is not None:
@@ -200,10 +201,6 @@ class Engine:
         if self._scaler is not None:
             self._scaler.failure(self._loop.time())
 
-    def _note_settled(self, numbers: Sequence[int], why: str | None) -> None:
-        if self.waiters:
-            self.waiters.settled(numbers, why)
-
     def _dropped(self, numbers: range) -> None:
         if self.waiters:
             self.waiters.settled(numbers, "dropped")
@@ -252,6 +249,7 @@ class Engine:
         future: asyncio.Future[None] = self._loop.create_future()
         entry = (self.queue.next_seq, future)
         self._flushes.append(entry)
+        self.watch()
         self.puller.hurry += 1
         self.puller.ring()
         self._settled()
@@ -261,6 +259,17 @@ class Engine:
         finally:
             self._flushes.remove(entry)
             self.puller.hurry -= 1
+
+    def watch(self) -> None:
+        """Look from time to time, as long as somebody waits: a disk drops what is too old without saying so."""
+        if self.disk is not None and self._watching is None:
+            self._watching = self._loop.call_later(_LOOK, self._look)
+
+    def _look(self) -> None:
+        self._watching = None
+        self._settled()
+        if self._flushes or self.waiters:
+            self.watch()
 
     def _settled(self) -> None:
         if not self._flushes and not (self.waiters and self.disk is not None):
@@ -282,9 +291,18 @@ class Engine:
         puller.deadline = deadline
         puller.ring()
         task = puller.task
-        if task is not None:
-            await asyncio.wait((task,), timeout=max(0.0, deadline - self._loop.time()))
-        tasks = {each for each in (task, self._failing_over, *puller.tasks) if each is not None and not each.done()}
+        try:
+            if task is not None:
+                await asyncio.wait((task,), timeout=max(0.0, deadline - self._loop.time()))
+        finally:
+            # Cancelled, the drain is over at once; what is under way must end even so.
+            await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        puller = self.puller
+        tasks = {
+            each for each in (puller.task, self._failing_over, *puller.tasks) if each is not None and not each.done()
+        }
         for each in tasks:
             each.cancel()
         if tasks:
@@ -299,15 +317,21 @@ class Engine:
 
     async def close(self, deadline: float) -> tuple[list[Any], int]:
         """Close everything: the records that are left over, without a disk; and how many stay on it."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self.pipeline is not None:
             self.pipeline.close()
-        await self.lifecycle.close(deadline)
-        self.lifecycle.disclaim()
-        for batch in self.kept.take_all():
-            await batch.nack(0.0, reason="cut_off")
+        on_disk = 0
+        try:
+            await self.lifecycle.close(deadline)
+            for batch in self.kept.take_all():
+                await batch.nack(0.0, reason="cut_off")
+        finally:
+            self.lifecycle.disclaim()
+            if self.disk is not None:
+                on_disk = self.queue.records
+                await self.disk.close()
         if self.disk is not None:
-            on_disk = self.queue.records
-            await self.disk.close()
             return [], on_disk
         left: list[Any] = [] if self.failover is None else self.failover.take_all()
         if isinstance(self.queue, MemoryQueue):

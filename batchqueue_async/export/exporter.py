@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.queue import DurableQueue
     from batchqueue_async.export.control.breaker import BreakerState
     from batchqueue_async.export.delivery.sink_lifecycle import StartCheck
+    from batchqueue_async.export.send_queue.protocol import Placed
 
 
 class Exporter:
@@ -158,7 +159,8 @@ class Exporter:
         Cancelled, it waits no longer; what the send queue has is delivered all the same.
 
         Raises:
-            DeliveryError: some records were given up or dropped; its `failures` has them with their reasons.
+            DeliveryError: some records were given up or dropped, or have no form on disk; its `failures` has them with
+                their reasons, and the sink took all others.
             QueueFullError, QueueClosedError, WrongLoopError: as for `consume`; or the exporter was shut down before the
                 sink took all records, which are on disk or in the report then.
         """
@@ -167,14 +169,18 @@ class Exporter:
         if not batch:
             return
         waiter = DeliveryWaiter(self._loop.create_future())
+        placed: list[Placed] = []
+        failures: list[Failure] = []
         engine.waiters.begin()
         try:
-            numbers = await self._put(batch)
+            await self._put(batch, placed)
+        except DeliveryError as error:
+            failures += error.failures  # the others are kept, and are waited for
         except BaseException:
             engine.waiters.began(None, ())
             raise
-        engine.waiters.began(waiter, [number for part in numbers for number in part])
-        taken = sum(map(len, numbers))
+        engine.waiters.began(waiter, placed)
+        engine.watch()
         engine.puller.hurry += 1
         engine.puller.ring()
         try:
@@ -182,21 +188,27 @@ class Exporter:
         finally:
             engine.puller.hurry -= 1
             engine.waiters.forget(waiter)
-        if taken < len(batch):
-            # The bounds drop the older ones of what comes in, or all of it.
-            raise DeliveryError(
-                f"exporter {self.name!r}: {len(batch) - taken} of {len(batch)} records were dropped by the bounds",
-                [Failure(tuple(batch[: len(batch) - taken]), error_of("dropped"))],
-            )
-        if waiter.failed:
-            failures = [
-                Failure(tuple(batch[place] for place in sorted(places)), error_of(why))
-                for why, places in waiter.failed.items()
-            ]
+        self._raise_failures(batch, placed, failures, waiter)
+
+    def _raise_failures(
+        self, batch: Sequence[Any], placed: list[Placed], failures: list[Failure], waiter: DeliveryWaiter
+    ) -> None:
+        """Name every record of a call that was not delivered: refused, dropped on its way in or later, given up."""
+        if sum(len(each.places) for each in placed) < len(batch):
+            came_in = {place for each in placed for place in each.places}
+            refused = {id(record) for failure in failures for record in failure.items}
+            for place, record in enumerate(batch):
+                if place not in came_in and id(record) not in refused:
+                    waiter.failed.setdefault("dropped", []).append(place)
+        failures += [
+            Failure(tuple(batch[place] for place in sorted(places)), error_of(why))
+            for why, places in waiter.failed.items()
+        ]
+        if failures:
             count = sum(len(failure.items) for failure in failures)
             raise DeliveryError(f"exporter {self.name!r}: {count} of {len(batch)} records were not delivered", failures)
 
-    async def _put(self, batch: Sequence[Any]) -> list[range]:
+    async def _put(self, batch: Sequence[Any], placed: list[Placed] | None = None) -> None:
         self._check()
         engine = self._engine
         if engine.disk is None:
@@ -205,14 +217,13 @@ class Exporter:
             await asyncio.sleep(0)
             self._check()
         try:
-            numbers = await engine.queue.put(batch)
+            await engine.queue.put(batch, placed)
         except QueueFullError as error:
             engine.counts.refused += len(batch) - error.accepted
             engine.counts.disk_full += isinstance(error, DiskFullError)
             raise
         engine.counts.accepted_batches += 1
         engine.puller.arrived(len(batch))
-        return numbers
 
     def _check(self) -> None:
         if self._phase != "open":
@@ -269,14 +280,22 @@ class Exporter:
             count = await engine.disk.queue.requeue_dead_letters(numbers)
             engine.puller.arrived(count)
             return count
-        records = engine.dead_letters.take()
-        if records:
-            try:
-                await self._put(records)
-            except QueueFullError:
-                engine.dead_letters.restore(records)
-                raise
-        return len(records)
+        letters = engine.dead_letters.take()
+        placed: list[Placed] = []
+        try:
+            if letters:
+                await self._put([record for record, _ in letters], placed)
+        finally:
+            # Whatever ended it, and wherever: what did not come in is a dead letter still.
+            came_in = {place for each in placed for place in each.places}
+            left = [letter for place, letter in enumerate(letters) if place not in came_in]
+            engine.dead_letters.restore(left)
+        if left:
+            raise QueueFullError(
+                f"exporter {self.name!r}: no room for {len(left)} of {len(letters)} dead letters, which "
+                f"overflow={self.config.overflow!r} would drop; they stay what they are. Put them back when there is"
+            )
+        return len(letters)
 
     @property
     def breaker(self) -> BreakerState:
@@ -313,15 +332,32 @@ class Exporter:
             self._check()
             self._phase = "closing"
             deadline = self._loop.time() + (self.config.drain_timeout if timeout is None else max(0.0, timeout))
-            self._closing = self._loop.create_task(self._finish(deadline), name=f"export-{self.name}-shutdown")
+            self._close_until(deadline)
+            assert self._closing is not None  # noqa: S101 - made there
         # A cancelled shutdown goes on in the background: half closed is no state to leave it in.
         return await asyncio.shield(self._closing)
+
+    def _close_until(self, deadline: float) -> None:
+        self._closing = self._loop.create_task(self._finish(deadline), name=f"export-{self.name}-shutdown")
+        self._closing.add_done_callback(self._closing_ended)
+
+    def _closing_ended(self, closing: asyncio.Task[ExportReport]) -> None:
+        if closing.cancelled() and self._phase == "closing" and not self._loop.is_closed():
+            self._close_until(self._loop.time())  # cancelled with all tasks of the loop, before it had begun
 
     async def _finish(self, deadline: float) -> ExportReport:
         start = self._loop.time()
         engine = self._engine
-        await engine.drain(deadline)
-        self._phase = "closed"
+        try:
+            await engine.drain(deadline)
+        finally:
+            # Cancelled, too: the sink and the directory are given back, and the report says what is left.
+            self._phase = "closed"
+            report = await self._account(start, deadline)
+        return report
+
+    async def _account(self, start: float, deadline: float) -> ExportReport:
+        engine = self._engine
         undelivered, on_disk = await engine.close(deadline)
         self._undelivered = len(undelivered)
         self.report = ExportReport(

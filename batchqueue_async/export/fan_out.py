@@ -55,8 +55,8 @@ class _Destinations(ABC):
         return dict(self._exporters)
 
     @abstractmethod
-    def _shares(self, batch: Sequence[Any]) -> list[tuple[Exporter, Sequence[Any]]]:
-        """What of a batch goes to which exporter."""
+    def _shares(self, batch: Sequence[Any]) -> tuple[list[tuple[Exporter, Sequence[Any]]], list[Failure]]:
+        """What of a batch goes to which exporter; and what goes nowhere, with the reason."""
 
     async def consume(self, batch: Sequence[Any]) -> None:
         """Hand a batch over; returns when every send queue that it goes to has confirmed its share.
@@ -74,9 +74,9 @@ class _Destinations(ABC):
     async def _each(
         self, batch: Sequence[Any], call: Callable[[Exporter, Sequence[Any]], Coroutine[Any, Any, None]]
     ) -> None:
-        shares = self._shares(batch)
+        shares, unrouted = self._shares(batch)
         answers = await asyncio.gather(*(call(*share) for share in shares), return_exceptions=True)
-        failures: list[Failure] = []
+        failures = list(unrouted)
         names: list[str] = []
         for (exporter, share), answer in zip(shares, answers, strict=True):
             if answer is None:
@@ -86,7 +86,11 @@ class _Destinations(ABC):
             names.append(exporter.name)
             failures += answer.failures if isinstance(answer, DeliveryError) else [Failure(tuple(share), answer)]
         if failures:
-            raise DeliveryError(f"{type(self).__name__}: {', '.join(names)} did not take what is theirs", failures)
+            faults = [f"{', '.join(names)} did not take what is theirs"] if names else []
+            if unrouted:
+                lost = sum(len(failure.items) for failure in unrouted)
+                faults.append(f"no route takes {lost} of {len(batch)} records; add a route, or otherwise=")
+            raise DeliveryError(f"{type(self).__name__}: {'; '.join(faults)}", failures)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Return when everything that was kept before the call has been settled, everywhere."""
@@ -120,8 +124,8 @@ class FanOut(_Destinations):
     def __init__(self, *exporters: Exporter) -> None:
         super().__init__(exporters)
 
-    def _shares(self, batch: Sequence[Any]) -> list[tuple[Exporter, Sequence[Any]]]:
-        return [(exporter, batch) for exporter in self._exporters.values()]
+    def _shares(self, batch: Sequence[Any]) -> tuple[list[tuple[Exporter, Sequence[Any]]], list[Failure]]:
+        return [(exporter, batch) for exporter in self._exporters.values()], []
 
 
 class Router(_Destinations):
@@ -184,25 +188,23 @@ class Router(_Destinations):
                 return exporter
         return self._otherwise
 
-    def _shares(self, batch: Sequence[Any]) -> list[tuple[Exporter, Sequence[Any]]]:
+    def _shares(self, batch: Sequence[Any]) -> tuple[list[tuple[Exporter, Sequence[Any]]], list[Failure]]:
         shares: dict[Exporter, list[Any]] = {}
+        lost: list[Any] = []
+        failures: list[Failure] = []
         for record in batch:
-            exporter = self._route(record)
-            if exporter is not None:
+            try:
+                exporter = self._route(record)
+            except Exception as error:  # noqa: BLE001 - the user's function, or a value without a hash: of this record
+                failures.append(Failure((record,), error))
+                continue
+            if exporter is None:
+                lost.append(record)
+            else:
                 shares.setdefault(exporter, []).append(record)
-        return list(shares.items())
-
-    async def _each(
-        self, batch: Sequence[Any], call: Callable[[Exporter, Sequence[Any]], Coroutine[Any, Any, None]]
-    ) -> None:
-        await super()._each(batch, call)
-        lost = tuple(record for record in batch if self._route(record) is None)
         if lost:
-            reason = UnhandledTypeError("no route takes it, and there is no otherwise")
-            raise DeliveryError(
-                f"Router: no route takes {len(lost)} of {len(batch)} records; add a route, or otherwise=",
-                [Failure(lost, reason)],
-            )
+            failures.append(Failure(tuple(lost), UnhandledTypeError("no route takes it, and there is no otherwise")))
+        return list(shares.items()), failures
 
 
 def _table(routes: Mapping[Any, Exporter]) -> dict[Any, Exporter]:

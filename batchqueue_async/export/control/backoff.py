@@ -60,7 +60,8 @@ class Backoff:
 
     def asked(self, retry_after: float | None) -> float | None:
         """The destination's `retry_after` within the cap; None if it gave none that makes sense."""
-        if retry_after is None or math.isnan(retry_after) or retry_after < 0:
+        # What a sink's author put there may be anything: the text of a header, for one.
+        if not isinstance(retry_after, int | float) or math.isnan(retry_after) or retry_after < 0:
             return None
         return min(retry_after, self._policy.max_delay)
 

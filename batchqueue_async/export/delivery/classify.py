@@ -118,7 +118,9 @@ def culprits(error: BaseException, places: Sequence[int]) -> list[int]:
     """The places of a send that the destination named as the reason; indices outside the send are nobody's."""
     if not isinstance(error, SinkError):
         return []
-    return [places[index] for index in sorted(set(error.culprits)) if 0 <= index < len(places)]
+    # What a sink's author put there may be anything.
+    indices = {index for index in error.culprits if type(index) is int and 0 <= index < len(places)}
+    return [places[index] for index in sorted(indices)]
 
 
 def reason(error: BaseException) -> str:
@@ -127,6 +129,14 @@ def reason(error: BaseException) -> str:
     The text of an error that the library does not know may quote the record.
     """
     name = type(error).__name__
-    if isinstance(error, SinkError | ConfigError):
-        return f"{name}: {error}" if str(error) else name
+    if isinstance(error, SinkError | ConfigError) and (text := words(error)):
+        return f"{name}: {text}"
     return name
+
+
+def words(error: BaseException) -> str:
+    """The text of an error; empty where its class, which may be the user's, can't say it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the error counts by its class all the same
+        return ""

@@ -43,7 +43,7 @@ class ExportContext:
         attempts: which records are being sent, where there is a directory.
         together: whether a batch that failed is sent again as it is.
         strict: whether the sink asks for that in so many words.
-        warned: the classes of unknown errors that have been named in the log.
+        warned: the classes of unknown errors and answers that have been named in the log.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -61,7 +61,7 @@ class ExportContext:
     attempts: AttemptLog | None
     together: bool
     strict: bool
-    warned: set[type[BaseException]] = field(default_factory=set[type[BaseException]])
+    warned: set[type] = field(default_factory=set[type])
 
     def now(self) -> float:
         """The loop's time."""
@@ -81,6 +81,17 @@ class ExportContext:
                 reason=reason(error),
                 way_out="repair the credentials or the configuration; nothing is dropped meanwhile",
                 **describe(error),
+            )
+
+    def warn_of_answer(self, answer: object) -> None:
+        """A send returned neither None nor a `SendResult`: named once by its class, and taken as delivered."""
+        if type(answer) not in self.warned:
+            self.warned.add(type(answer))
+            log.warning(
+                "unknown_answer_of_sink",
+                exporter=self.name,
+                answer=type(answer).__qualname__,
+                way_out="the batch counts as delivered; let send return None or a SendResult",
             )
 
     def warn_of(self, error: BaseException) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
@@ -64,17 +66,17 @@ class DeadLetters:
             self._remember(records, why)
         await self._report(records, why)
 
-    def take(self) -> list[Any]:
-        """The records that are kept, to be put back; none is kept any more."""
-        records = [record for letter, _ in self._letters for record in letter.records]
+    def take(self) -> list[tuple[Any, str]]:
+        """The records that are kept, with their reasons, to be put back; none is kept any more."""
+        records = [(record, letter.reason) for letter, _ in self._letters for record in letter.records]
         self._letters.clear()
         self._records = self._bytes = 0
         return records
 
-    def restore(self, records: list[Any]) -> None:
+    def restore(self, letters: Sequence[tuple[Any, str]]) -> None:
         """Records that could not be put back are kept again."""
-        if records:
-            self._remember(records, "could not be put back")
+        for why, same in groupby(letters, itemgetter(1)):
+            self._remember([record for record, _ in same], why)
 
     def _remember(self, records: list[Any], why: str) -> None:
         sizes = [weigh(record) for record in records]

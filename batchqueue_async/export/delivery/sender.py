@@ -9,12 +9,13 @@ send -- taken --> ack              too large --> halves, down to the record --> 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
-from batchqueue_async.errors import PermanentError, QueueClosedError, RetryableError
+from batchqueue_async.errors import PermanentError, QueueClosedError, RetryableError, SinkError
 from batchqueue_async.export.delivery.classify import (
     SENT_AGAIN,
     Disposition,
@@ -23,20 +24,21 @@ from batchqueue_async.export.delivery.classify import (
     is_fatal,
     is_sinks_own,
     reason,
+    words,
 )
 from batchqueue_async.export.delivery.leased_batch import LeasedBatch
 from batchqueue_async.export.delivery.send_plan import SendPlan
 from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from batchqueue_async.errors import SinkError
     from batchqueue_async.export.control.send_gate import SendPermit
     from batchqueue_async.export.delivery.context import ExportContext
     from batchqueue_async.export.delivery.dead_letters import DeadLetters
     from batchqueue_async.export.delivery.kept import KeptBatches
     from batchqueue_async.export.delivery.leased_batch import Batch
+    from batchqueue_async.export.delivery.waiters import DeliveryWaiters
 
 # Records that are looked at between two turns of the loop.
 _STEP = 500
@@ -51,11 +53,13 @@ class BatchSender:
         failover: takes records whose attempts are over; None where they are given up.
         on_latency: called with the seconds of a send that was answered, and its records.
         on_failure: called when the destination was not well.
-        on_settled: called with the numbers of records, and why they were not delivered (None: they were).
     """
 
-    def __init__(self, context: ExportContext, dead_letters: DeadLetters, kept: KeptBatches) -> None:
+    def __init__(
+        self, context: ExportContext, dead_letters: DeadLetters, kept: KeptBatches, waiters: DeliveryWaiters
+    ) -> None:
         self._context = context
+        self._waiters = waiters
         self._dead_letters = dead_letters
         self._kept = kept
         self._keyed = context.sink if isinstance(context.sink, KeyedSink) else None
@@ -64,7 +68,6 @@ class BatchSender:
         self.failover: Callable[[Batch, Sequence[int]], None] | None = None
         self.on_latency: Callable[[float, int], None] = _ignore
         self.on_failure: Callable[[], None] = _ignore
-        self.on_settled: Callable[[Sequence[int], str | None], None] | None = None
 
     async def deliver(self, batch: Batch, permit: SendPermit) -> None:
         """Send a batch with this leave, which the gate gave, and settle all of it."""
@@ -205,6 +208,18 @@ class BatchSender:
             counts.sending -= 1
         context.rate.answered()
         self.on_latency(context.now() - start, len(places))
+        return self._understood(cast("object", result))
+
+    def _understood(self, result: object) -> SendResult | SinkError | None:
+        """What a send returned, which any class may have written: a result, or an error where it says nothing."""
+        if result is None:
+            return None
+        if not isinstance(result, SendResult):
+            self._context.warn_of_answer(result)
+            return None
+        rejected = cast("object", result.rejected)
+        if not isinstance(rejected, Mapping):
+            return SinkError(f"the sink's `rejected` is a {type(rejected).__name__}, not a mapping by place")
         return result
 
     def _call(self, batch: Batch, places: Sequence[int]) -> Awaitable[SendResult | None]:
@@ -359,19 +374,21 @@ class BatchSender:
         """Records go to the dead letters."""
         numbers = batch.numbers_at(places)
         before = batch.unsettled
-        await self._dead_letters.add(batch, places, why)
-        if self.on_settled is not None and batch.unsettled < before:
-            self.on_settled(numbers, why)
+        with self._waiters.settling(numbers):
+            await self._dead_letters.add(batch, places, why)
+            if batch.unsettled < before:
+                self._waiters.settled(numbers, why)
 
     async def _delivered(self, batch: Batch, places: Sequence[int], skipped: int) -> None:
         """The sink took these records."""
         counts = self._context.counts
-        async for part in _portions(batch, places):
-            done = await batch.ack(part)
-            counts.delivered += done
-        self.count_delivered(batch, skipped)
-        if self.on_settled is not None:
-            self.on_settled(batch.numbers_at(places), None)
+        numbers = batch.numbers_at(places)
+        with self._waiters.settling(numbers):
+            async for part in _portions(batch, places):
+                done = await batch.ack(part)
+                counts.delivered += done
+            self.count_delivered(batch, skipped)
+            self._waiters.settled(numbers, None)
 
     def count_delivered(self, batch: Batch, skipped: int) -> None:
         """A send was taken."""
@@ -445,11 +462,14 @@ class BatchSender:
         for count, (index, error) in enumerate(rejected.items()):
             if count % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
-            if not 0 <= index < len(places):
+            if type(index) is not int or not 0 <= index < len(places):
                 wrong += 1
                 continue
-            key = (type(error), str(error), getattr(error, "retry_after", None))
-            found.setdefault(key, (error, []))[1].append(places[index])
+            said = cast("object", error)
+            known = said if isinstance(said, BaseException) else _not_an_error(said)
+            asked = known.retry_after if isinstance(known, RetryableError) else None
+            key = (type(known), words(known), self._context.backoff.asked(asked))
+            found.setdefault(key, (known, []))[1].append(places[index])
         if wrong and not found:
             # A bug in the sink costs one record, not the count.
             error = PermanentError(f"the sink rejected records that are not in its batch of {len(places)}")
@@ -467,6 +487,10 @@ async def _portions(batch: Batch, places: Sequence[int]) -> AsyncIterator[Sequen
         if low:
             await asyncio.sleep(0)
         yield places[low : low + _STEP]
+
+
+def _not_an_error(said: object) -> SinkError:
+    return SinkError(f"the sink rejected records with a {type(said).__name__}, which is not an error")
 
 
 def _ignore(*_: Any) -> None:

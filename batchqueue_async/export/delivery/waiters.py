@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from batchqueue_async.errors import ItemDroppedError, PermanentError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Generator, Iterable, Sequence
+
+    from batchqueue_async.export.send_queue.protocol import Placed
 
 
 class DeliveryWaiter:
@@ -41,6 +44,8 @@ class DeliveryWaiters:
         self._beginning = 0
         # What was settled while a call did not know its numbers yet.
         self._early: dict[int, str | None] = {}
+        # What the queue may have let go of already, and whose end is about to be reported.
+        self._settling: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._by_number or self._beginning)
@@ -49,12 +54,13 @@ class DeliveryWaiters:
         """A call is about to put its records."""
         self._beginning += 1
 
-    def began(self, waiter: DeliveryWaiter | None, numbers: Iterable[int]) -> None:
+    def began(self, waiter: DeliveryWaiter | None, placed: Iterable[Placed]) -> None:
         """It has, and these are their numbers; or there is no call to wait any more."""
         if waiter is not None:
-            for place, number in enumerate(numbers):
-                waiter.left[number] = place
-                self._by_number[number] = waiter
+            for places, numbers in placed:
+                for place, number in zip(places, numbers, strict=True):
+                    waiter.left[number] = place
+                    self._by_number[number] = waiter
             for number in list(waiter.left):
                 if number in self._early:
                     self._settle(number, self._early[number])
@@ -72,6 +78,18 @@ class DeliveryWaiters:
             for number in numbers:
                 self._settle(number, why)
 
+    @contextmanager
+    def settling(self, numbers: Sequence[int]) -> Generator[None]:
+        """Records are being settled within the block: what the queue does not have any more was not dropped."""
+        if not self:
+            yield
+            return
+        self._settling.update(numbers)
+        try:
+            yield
+        finally:
+            self._settling.difference_update(numbers)
+
     def _settle(self, number: int, why: str | None) -> None:
         waiter = self._by_number.pop(number, None)
         if waiter is not None:
@@ -79,7 +97,9 @@ class DeliveryWaiters:
 
     def dropped_below(self, oldest: int | None) -> None:
         """All numbers below this are settled: those that nobody reported were dropped by the queue's bounds."""
-        gone = [number for number in self._by_number if oldest is None or number < oldest]
+        gone = [
+            number for number in self._by_number if (oldest is None or number < oldest) and number not in self._settling
+        ]
         for number in gone:
             self._settle(number, "dropped")
 

@@ -19,7 +19,7 @@ from batchqueue_async.errors import (
 )
 from batchqueue_async.export.send_queue import codec
 from batchqueue_async.export.send_queue.attempt_log import AttemptLog
-from batchqueue_async.export.send_queue.protocol import Span
+from batchqueue_async.export.send_queue.protocol import Placed, Span
 from batchqueue_async.export.send_queue.record_key import record_key
 from batchqueue_async.export.send_queue.sources import Sources
 
@@ -115,8 +115,12 @@ class DiskQueue:
         self._most_records = math.inf if config.max_records is None else config.max_records
         self._most_bytes = config.usable_bytes
 
-    async def put(self, batch: Sequence[Any]) -> list[range]:
+    async def put(self, batch: Sequence[Any], placed: list[Placed] | None = None) -> list[range]:
         """Encode records and put them: all or none, unless they are more than the queue can ever hold.
+
+        Args:
+            batch: the records.
+            placed: takes what came in, as it does.
 
         Returns:
             The numbers of the records that came in.
@@ -130,19 +134,27 @@ class DiskQueue:
             good = all(len(payload) <= self._limit for payload in payloads)
         except Exception:  # noqa: BLE001 - whatever an encoder raises, its record is the reason
             good, payloads = False, []
-        return await (self._put(payloads) if good else self._put_good(batch))
+        placed = [] if placed is None else placed
+        if good:
+            return await self._put(payloads, range(len(payloads)), placed)
+        return await self._put_good(batch, placed)
 
-    async def _put(self, payloads: list[bytes]) -> list[range]:
+    async def _put(self, payloads: list[bytes], places: Sequence[int], placed: list[Placed]) -> list[range]:
         size = sum(map(len, payloads))
         most, most_bytes = len(payloads), _PUT_BYTES
         if self._parted and (most > self._most_records or size + frame_size(most, 0) > self._most_bytes):
             most = int(min(most, max(1, self._most_records // _PARTS)))
             most_bytes = int(min(_PUT_BYTES, self._most_bytes // _PARTS))
         done: list[range] = []
+        low = 0
         try:
             for part in _parts(payloads, most, most_bytes):
                 self._check_accepting()
-                done.append(await self.queue.put_many(part))
+                numbers = await self.queue.put_many(part)
+                if numbers:
+                    done.append(numbers)
+                    placed.append(Placed(places[low : low + len(part)], numbers))
+                low += len(part)
         except RecordTooLargeError as error:
             full = QueueFullError(f"send queue: {error}")
             full.accepted = sum(map(len, done))
@@ -160,16 +172,18 @@ class DiskQueue:
         if not self._accepting:
             raise QueueClosedError("send queue: closed; nothing of this call was kept that it did not confirm")
 
-    async def _put_good(self, batch: Sequence[Any]) -> list[range]:
+    async def _put_good(self, batch: Sequence[Any], placed: list[Placed]) -> list[range]:
         """Put the records that can be, and tell of the others."""
         good: list[bytes] = []
+        places: list[int] = []
         failures: list[Failure] = []
-        for record in batch:
+        for place, record in enumerate(batch):
             try:
                 good.append(self._checked(codec.encode(record) if self._encode is None else self._encode(record)))
+                places.append(place)
             except Exception as error:  # noqa: BLE001 - as above
                 failures.append(Failure((record,), error))
-        done = await self._put(good) if good else []
+        done = await self._put(good, places, placed) if good else []
         if not failures:
             return done  # what failed for the batch did not fail for any record
         raise DeliveryError(

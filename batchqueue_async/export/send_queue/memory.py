@@ -20,7 +20,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.errors import QueueClosedError, QueueFullError
-from batchqueue_async.export.send_queue.protocol import Span
+from batchqueue_async.export.send_queue.protocol import Placed, Span
 from batchqueue_async.export.send_queue.record_block import (
     SMALL,
     RecordBlock,
@@ -243,10 +243,14 @@ class MemoryQueue:
 
     # -- in ------------------------------------------------------------------------------------------------------
 
-    async def put(self, batch: Sequence[Any]) -> list[range]:
+    async def put(self, batch: Sequence[Any], placed: list[Placed] | None = None) -> list[range]:
         """Put records, all or none; returns at once unless `overflow="block"` waits for room.
 
         More than the queue can ever hold come in in parts, unless `overflow="reject"`.
+
+        Args:
+            batch: the records.
+            placed: takes what came in, as it does.
 
         Returns:
             The numbers of the records that came in.
@@ -261,13 +265,14 @@ class MemoryQueue:
         if not payloads:
             return []
         block = RecordBlock(payloads, int(self._loop.time() * _NS))
+        placed = [] if placed is None else placed
         if block.count <= self._most_records and block.cost <= self._most_bytes:
-            return await self._put(block)
+            return await self._put(block, 0, placed)
         if self._overflow == "reject":
             raise self._full(block, "which can never fit; raise them, or hand over less at once")
-        return await self._put_in_parts(block)
+        return await self._put_in_parts(block, placed)
 
-    async def _put(self, block: RecordBlock) -> list[range]:
+    async def _put(self, block: RecordBlock, place: int, placed: list[Placed]) -> list[range]:
         if self._room_waiters or not self._fits(block.count, block.cost):
             if self._overflow == "drop_newest":
                 self.dropped["newest"] += block.count
@@ -275,14 +280,18 @@ class MemoryQueue:
             if self._overflow == "reject":
                 raise self._full(block, "and overflow='reject'; hand over less, or raise them")
             if self._overflow == "drop_oldest":
+                count = block.count
                 block = self._make_room(block)
+                place += count - block.count
                 if not block.count:
                     return []
             else:
                 await self._wait_for_room(block)
-        return [self._enter(block)]
+        numbers = self._enter(block)
+        placed.append(Placed(range(place, place + block.count), numbers))
+        return [numbers]
 
-    async def _put_in_parts(self, block: RecordBlock) -> list[range]:
+    async def _put_in_parts(self, block: RecordBlock, placed: list[Placed]) -> list[range]:
         done: list[range] = []
         records = max(1, int(min(self._most_records, block.count) // 2))
         low = 0
@@ -300,7 +309,7 @@ class MemoryQueue:
                         raise self._full(part, "which can never fit; raise max_bytes, or send a reference")
                     self.dropped["too_large"] += part.count
                 else:
-                    done += await self._put(part)
+                    done += await self._put(part, low, placed)
             except QueueFullError as error:
                 error.accepted = sum(map(len, done))
                 raise

@@ -8,6 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+class Placed(NamedTuple):
+    """Records of one `put` that came in: their places in its batch, and the numbers that they were given."""
+
+    places: Sequence[int]
+    numbers: range
+
+
 class Span(NamedTuple):
     """Consecutive records of a lease that have the same history.
 
@@ -114,8 +121,11 @@ class SendQueue(Protocol):
         """Records dropped, by reason."""
         ...
 
-    async def put(self, batch: Sequence[Any], /) -> list[range]:
-        """Keep records; returns when they are as safe as they will be, with the numbers that they were given."""
+    async def put(self, batch: Sequence[Any], placed: list[Placed] | None = None, /) -> list[range]:
+        """Keep records; returns when they are as safe as they will be, with the numbers that they were given.
+
+        `placed` takes what came in, as it does: an error at the end takes nothing of that back.
+        """
         ...
 
     async def lease(self, max_records: int, max_bytes: int, wait: float | None) -> QueueLease | None:
