@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from batchqueue_async.errors import AuthError, BatchQueueError, ConfigError, RetryableError, SinkError
-from batchqueue_async.sinks._shared.arrow import arrow_rows
+from batchqueue_async.sinks._shared.arrow import arrow_rows, unwritable
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.files import batch_name
 from batchqueue_async.sinks._shared.secrets import redacted, resolve_option
@@ -153,7 +153,14 @@ class ParquetSink:
     async def put(self, name: str, tables: Sequence[Any]) -> None:
         """Write one file of these rows."""
         store = self._open_store()
-        content = await asyncio.to_thread(self._encoded, tables)
+        try:
+            content = await asyncio.to_thread(self._encoded, tables)
+        except Exception as error:
+            # Arrow raises errors of many kinds, told apart in one place.
+            meant = unwritable(error, self, _EXTRA)
+            if meant is None:
+                raise
+            raise meant from error
         try:
             await require("obstore", _EXTRA).put_async(store, name, content)
         except Exception as error:

@@ -7,6 +7,7 @@ import math
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -141,6 +142,8 @@ def s3():
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    # What it keeps belongs to the process, and outlives the server.
+    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
     yield f"http://{host}:{port}"
     server.stop()
 

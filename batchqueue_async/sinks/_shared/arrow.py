@@ -27,6 +27,16 @@ class ArrowRows(NamedTuple):
     refused: dict[int, SinkError]
 
 
+def unwritable(error: Exception, who: object, extra: str) -> PermanentError | None:
+    """What an error of Arrow means that is about the rows and not about a disk or the memory; None for all others."""
+    lib = require("pyarrow", extra).lib
+    if not isinstance(error, lib.ArrowException) or isinstance(error, OSError | MemoryError):
+        return None
+    return PermanentError(
+        f"{who!r}: {type(error).__name__}: rows have a form that can't be written", error_type="refused"
+    )
+
+
 def arrow_rows(batch: Sequence[Any], columns: Sequence[str] | None, schema: Any, extra: str) -> ArrowRows:
     """The records as a table of this schema, or of the types that they have; what does not fit is refused by record.
 

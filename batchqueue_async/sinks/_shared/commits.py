@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from batchqueue_async.errors import ConfigError, PermanentError, RetryableError
-from batchqueue_async.sinks._shared.arrow import arrow_rows
+from batchqueue_async.sinks._shared.arrow import arrow_rows, unwritable
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.thread import SinkThread
 from batchqueue_async.sinks.base import SendResult, SinkNeeds
@@ -104,6 +104,8 @@ class CommitSink(ABC):
         except Exception as error:
             # The libraries raise errors of many kinds: a subclass tells them apart.
             meant = self._error(error)
+            if meant is error:
+                meant = unwritable(error, self, self.extra) or error
             if meant is error:
                 raise
             raise meant from error
