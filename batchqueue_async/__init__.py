@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support.last_error import LastError
 from batchqueue_async._support.registry import Registered, registered
+from batchqueue_async.bridge.stats import BridgeStats
 from batchqueue_async.bridge.sync_bridge import SyncBridge
 from batchqueue_async.bridge.sync_queue import SyncQueue
 from batchqueue_async.config import (
@@ -119,6 +120,7 @@ __all__ = [
     "BatchQueueError",
     "BatchQueueManager",
     "BreakerPolicy",
+    "BridgeStats",
     "BufferStrategy",
     "ConfigError",
     "ConfigFault",

@@ -74,6 +74,7 @@ NAMES = [
     "AdaptivePolicy",
     "BatchPolicy",
     "BreakerPolicy",
+    "BridgeStats",
     "ExportConfig",
     "ExportReport",
     "Exporter",

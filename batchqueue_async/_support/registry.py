@@ -6,10 +6,16 @@ Queues, bridges, durable queues and exporters register when they are made. Metri
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from batchqueue_async._support import forks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+S = TypeVar("S")
 
 Kind = Literal["queue", "bridge", "durable_queue", "exporter", "consumer"]
 
@@ -98,6 +104,21 @@ class Registry:
             if thing is not None and kind in {None, each}:
                 found.append(Registered(each, thing.name, thing))
         return found
+
+
+def looked_at(read: Callable[[], S], *, looks: int = 8) -> S:
+    """Read numbers that another thread may be changing: again, where a table grew while it was read.
+
+    Example:
+        >>> looked_at(lambda: 3)
+        3
+    """
+    for _ in range(looks - 1):
+        try:
+            return read()
+        except RuntimeError:  # the size of a table changed during its iteration
+            time.sleep(0)  # let the loop finish the step that it is in
+    return read()
 
 
 everything = Registry()

@@ -10,6 +10,8 @@ import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from batchqueue_async._support import forks
+from batchqueue_async._support.registry import everything
+from batchqueue_async.bridge.stats import BridgeStats
 from batchqueue_async.bridge.sync_queue import SyncQueue, as_coroutine
 from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
@@ -65,11 +67,22 @@ class SyncBridge:
         self._forked = False
         forks.watch(self)
         self.name = f"bridge-{next(_bridge_numbers)}"
+        everything.add("bridge", self)
 
     @property
     def manager(self) -> BatchQueueManager:
         """The manager that knows the bridge's queues."""
         return self._manager
+
+    def peek(self) -> BridgeStats:
+        """What it is doing, from any thread and without waiting."""
+        home = self._home
+        return BridgeStats(
+            name=self.name,
+            running=home is not None and home.running,
+            closed=self._closed,
+            queues=tuple(self._manager.names()),
+        )
 
     def after_fork(self) -> None:
         """In a forked child: a lock that another thread held would stay locked."""
@@ -162,6 +175,7 @@ class SyncBridge:
                     f"{self.name}: close was called on the bridge's own thread, which it would end; close it elsewhere"
                 )
             self._closed = True
+        everything.remove(self)
         mine = [queue for queue in self._manager.queues() if home is not None and queue.loop is home.loop]
         return self._manager.shutdown_all_from_thread(
             timeout, only=None if self._own_manager else mine, also_stop=[] if home is None else [home]

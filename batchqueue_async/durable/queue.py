@@ -13,10 +13,12 @@ import weakref
 from asyncio import get_running_loop
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from batchqueue_async._support import log
+from batchqueue_async._support.registry import everything, looked_at
 from batchqueue_async.durable.config import RANKS, Durability, DurableConfig
 from batchqueue_async.durable.disk import compression, recovery
 from batchqueue_async.durable.disk.files import Files, OsFiles
@@ -130,6 +132,8 @@ class DurableQueue:
         self._closing: asyncio.Task[None] | None = None
         self._gone: asyncio.Future[None] | None = None
         self._most_bytes = MAX_PUT
+        # The dead letters are a part of their queue, and in its statistics.
+        self._is_listed = True
         self._closers: list[Callable[[], None]] = []
         self._recovery: RecoveryReport
 
@@ -227,6 +231,8 @@ class DurableQueue:
         self._rank = RANKS[config.durability]
         self._phase = "open"
         self._open_loop = self._loop
+        if self._is_listed:
+            everything.add("durable_queue", self)
         if state.touched or state.emptied:
             self._pump.touch()
 
@@ -281,6 +287,7 @@ class DurableQueue:
         if self._gone is not None:
             return self._gone
         gone = self._gone = self._loop.create_future()
+        everything.remove(self)
         self._phase = "closed"
         self._open_loop = None
         _open_queues.discard(self)
@@ -331,6 +338,11 @@ class DurableQueue:
 
     def _now_ns(self) -> int:
         return self._origin_ns + int(self._loop.time() * 1e9)
+
+    @property
+    def name(self) -> str:
+        """Its directory, as logs have it."""
+        return str(self.path)
 
     @property
     def closed(self) -> bool:
@@ -545,6 +557,7 @@ class DurableQueue:
         dead = DurableQueue(self.path / recovery.DEAD, kept, self._files, self._wall, self._make_runner)
         # A letter is a record and the words about it: whatever could be put can be buried.
         dead._most_bytes = MAX_FRAME
+        dead._is_listed = False
         return dead
 
     # The rest
@@ -614,6 +627,28 @@ class DurableQueue:
     def stats(self) -> DurableStats:
         """A snapshot of every count."""
         return snapshot(self._state)
+
+    def peek(self) -> DurableStats:
+        """A snapshot of every count, from any thread and without waiting for the loop.
+
+        Amid a step of the loop two counts may be a step apart.
+
+        Raises:
+            QueueClosedError: it has not been opened.
+
+        Example:
+            >>> import asyncio, tempfile, batchqueue_async as bq
+            >>> async def main(path: str) -> int:
+            ...     async with bq.DurableQueue.open(path) as queue:
+            ...         await queue.put(b"one")
+            ...         return (await asyncio.to_thread(queue.peek)).records
+            >>> with tempfile.TemporaryDirectory() as path:
+            ...     asyncio.run(main(path))
+            1
+        """
+        if not hasattr(self, "_state"):
+            raise QueueClosedError(f"durable queue {self.path}: {self._phase}, and was never open; open it first")
+        return looked_at(partial(snapshot, self._state))
 
 
 def _segment_bytes(wanted: int, free: int | None, used: int) -> int:

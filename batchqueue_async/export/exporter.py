@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
 from batchqueue_async._support import forks, log
+from batchqueue_async._support.registry import everything, looked_at
 from batchqueue_async.errors import (
     ConfigError,
     DeliveryError,
@@ -131,6 +132,7 @@ class Exporter:
             raise
         self._phase = "open"
         forks.watch(self)
+        everything.add("exporter", self)
         self._engine.start()
         return self
 
@@ -313,6 +315,23 @@ class Exporter:
             return ExporterStats(name=self.name, max_records=self.config.max_records, max_bytes=self.config.byte_limit)
         return snapshot(self.name, self.config, self._engine, self._undelivered)
 
+    def peek(self) -> ExporterStats:
+        """A snapshot of every count, from any thread and without waiting for the loop.
+
+        Amid a step of the loop two counts may be a step apart.
+
+        Example:
+            >>> import asyncio, batchqueue_async as bq
+            >>> from batchqueue_async.sinks.memory import MemorySink
+            >>> async def main() -> int:
+            ...     async with bq.Exporter(MemorySink(), name="spans") as exporter:
+            ...         await exporter.consume(["a", "b"])
+            ...         return (await asyncio.to_thread(exporter.peek)).accepted
+            >>> asyncio.run(main())
+            2
+        """
+        return looked_at(self.stats)
+
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def shutdown(self, timeout: float | None = None) -> ExportReport:
@@ -353,6 +372,7 @@ class Exporter:
         finally:
             # Cancelled, too: the sink and the directory are given back, and the report says what is left.
             self._phase = "closed"
+            everything.remove(self)
             report = await self._account(start, deadline)
         return report
 

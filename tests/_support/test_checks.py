@@ -248,18 +248,25 @@ def test_a_decorator_of_decorators_is_followed_to_a_bound(depth):
 
 
 def test_a_decorator_may_make_a_plain_function_of_an_async_one():
-    async def tell(records, reason): ...
+    async def tell(record): ...
 
     @functools.wraps(tell)
-    def start(records, reason): ...
+    def start(record): ...
 
-    def start_task(records, reason) -> asyncio.Task[None]: ...
+    def start_task(record) -> asyncio.Task[None]: ...
 
-    assert bq.ExportConfig(on_dead_letter=start).on_dead_letter is start
-    assert bq.ExportConfig(on_dead_letter=start_task).on_dead_letter is start_task
+    assert bq.SplitPolicy(prepare=start).prepare is start
+    assert bq.SplitPolicy(prepare=start_task).prepare is start_task
     for function in (tell, functools.partial(tell), mock.AsyncMock()):
         with pytest.raises(bq.ConfigError, match="is async, and nothing would await it"):
-            bq.ExportConfig(on_dead_letter=function)
+            bq.SplitPolicy(prepare=function)
+
+
+def test_a_function_whose_answer_is_awaited_may_be_async():
+    async def tell(records, reason): ...
+
+    for function in (tell, functools.partial(tell), mock.AsyncMock()):
+        assert bq.ExportConfig(on_dead_letter=function).on_dead_letter is function
 
 
 def test_the_parameters_in_a_message_have_no_values():

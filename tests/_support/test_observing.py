@@ -12,7 +12,8 @@ import batchqueue_async as bq
 from batchqueue_async._support.last_error import ErrorKeeper
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.redaction import LONGEST, without_payload
-from batchqueue_async._support.registry import Registry
+from batchqueue_async._support.registry import Registry, looked_at
+from batchqueue_async.sinks.memory import MemorySink
 
 
 class Thing:
@@ -140,3 +141,116 @@ async def test_registered_lists_the_queues_of_every_manager():
         queues = [one.create("spans"), other.create("spans")]
         found = [each.thing for each in bq.registered("queue")]
         assert [thing for thing in found if thing in queues] == queues
+
+
+def of(kind, things):
+    """Those of the things that are registered under the kind, in their order."""
+    found = [each.thing for each in bq.registered(kind)]
+    return [thing for thing in found if any(thing is each for each in things)]
+
+
+def peeked(thing):
+    """What a thread sees that has no loop; the loop of the thing is held up meanwhile."""
+    found = []
+    reader = threading.Thread(target=lambda: found.append(thing.peek()))
+    reader.start()
+    reader.join(10)
+    assert found, "peek waits for the loop"
+    return found[0]
+
+
+async def test_exporters_and_durable_queues_are_listed_while_they_are_open(tmp_path):
+    config = bq.ExportConfig(path=tmp_path / "send", batch=bq.BatchPolicy(linger=0))
+    exporter = bq.Exporter(MemorySink(), config, name="spans")
+    assert of("exporter", [exporter]) == []
+    async with exporter:
+        assert of("exporter", [exporter]) == [exporter]
+        (queue,) = [each for each in bq.registered("durable_queue") if each.name == str(tmp_path / "send")]
+        await exporter.consume(["a", "b"])
+        await exporter.flush()
+        stats = peeked(exporter)
+        assert (stats.name, stats.accepted, stats.delivered) == ("spans", 2, 2)
+        assert peeked(queue.thing).acked == 2
+    assert of("exporter", [exporter]) == []
+    assert of("durable_queue", [queue.thing]) == []
+    assert peeked(exporter).delivered == 2  # whoever holds it may look all the same
+    assert peeked(queue.thing).acked == 2
+
+
+async def test_the_dead_letters_of_a_durable_queue_are_not_listed_beside_it(tmp_path):
+    async with bq.DurableQueue.open(tmp_path / "queue") as queue:
+        await queue.put(b"a")
+        await (await queue.lease(wait=0)).dead_letter("bad")
+        listed = [each.name for each in bq.registered("durable_queue") if each.name.startswith(str(tmp_path))]
+        assert listed == [queue.name] == [str(tmp_path / "queue")]
+
+
+async def test_a_durable_queue_that_was_never_open_has_nothing_to_show(tmp_path):
+    queue = bq.DurableQueue.open(tmp_path / "queue")
+    assert of("durable_queue", [queue]) == []
+    with pytest.raises(bq.QueueClosedError, match="never open"):
+        queue.peek()
+
+
+async def test_an_exporter_that_can_not_be_opened_is_not_listed(tmp_path):
+    class Shut(MemorySink):
+        async def open(self):
+            raise bq.PermanentError("never")
+
+    exporter = bq.Exporter(Shut(), bq.ExportConfig(path=tmp_path / "send"), check="fail")
+    with pytest.raises(bq.PermanentError):
+        await exporter.__aenter__()
+    assert of("exporter", [exporter]) == []
+    assert [each for each in bq.registered("durable_queue") if each.name == str(tmp_path / "send")] == []
+
+
+def test_bridges_are_listed_until_they_are_closed():
+    bridge = bq.SyncBridge()
+    assert of("bridge", [bridge]) == [bridge]
+    assert (bridge.peek().running, bridge.peek().closed, bridge.peek().queues) == (False, False, ())
+    with bridge:
+        bridge.get_or_create("lines", bq.QueueConfig())
+        stats = peeked(bridge)
+        assert (stats.name, stats.running, stats.queues) == (bridge.name, True, ("lines",))
+    assert of("bridge", [bridge]) == []
+    assert (bridge.peek().running, bridge.peek().closed) == (False, True)
+
+
+async def test_readers_on_threads_bear_an_exporter_that_works(tmp_path):
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def read():
+        try:
+            while not done.is_set():
+                for each in bq.registered():
+                    each.thing.peek()
+        except BaseException as error:  # shown by the assertion below
+            errors.append(error)
+
+    config = bq.ExportConfig(path=tmp_path / "send", batch=bq.BatchPolicy(linger=0, max_records=3))
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    async with bq.Exporter(MemorySink(), config) as exporter:
+        for reader in readers:
+            reader.start()
+        for number in range(200):
+            await exporter.consume([number])
+        await exporter.flush()
+        done.set()
+        for reader in readers:
+            reader.join(10)
+    assert not errors
+
+
+def test_numbers_that_change_while_they_are_read_are_read_again():
+    answers = [RuntimeError("dictionary changed size during iteration")] * 3
+
+    def read():
+        if answers:
+            raise answers.pop()
+        return 7
+
+    assert looked_at(read) == 7
+    answers += [RuntimeError("always")] * 9
+    with pytest.raises(RuntimeError, match="always"):
+        looked_at(read)
