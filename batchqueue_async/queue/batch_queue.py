@@ -110,6 +110,12 @@ class BatchQueue(Generic[T]):
     ) -> None:
         config = config or QueueConfig()
         config.validate(name)
+        if config.buffer_bytes is not None:
+            # Better no queue than one that takes a bound and does not keep it.
+            raise ConfigError(
+                f"queue {name!r}: buffer_bytes={config.buffer_bytes} is a bound that queues do not keep yet; "
+                "bound the items by buffer_size"
+            )
         self.name = name
         self.config = config
         self._home = HomeLoop(name, loop)
