@@ -117,7 +117,7 @@ class Scheduler:
     @property
     def running(self) -> bool:
         """Whether the loop's thread is alive."""
-        return self._thread.is_alive() and not self._ended.done()
+        return self._thread.is_alive() and not self._ended.done() and not self.loop.is_closed()
 
     @property
     def is_current(self) -> bool:
