@@ -139,6 +139,18 @@ async def test_nack_with_a_delay_waits_for_it():
             await lease.nack(delay=-1)
 
 
+@pytest.mark.every_loop
+async def test_a_delay_that_is_as_good_as_over_may_be_followed_by_another():
+    """uvloop gives a timer of less than half a millisecond as a handle that can't tell its time."""
+    async with opened() as queue:
+        await queue.put_many([b"a", b"b"])
+        lease = await queue.lease()
+        await lease.nack(delay=1e-5, seqs=[1])
+        await lease.nack(delay=2e-5, seqs=[2])
+        got = [record.payload for _ in range(2) for record in (await queue.lease(1, wait=5)).records]
+        assert sorted(got) == [b"a", b"b"]
+
+
 async def test_a_number_that_is_not_in_the_lease_is_refused():
     async with opened() as queue:
         await queue.put(b"x")

@@ -73,7 +73,8 @@ class LeaseManager:
         self._waiters: deque[_Waiter] = deque()
         self._leases: dict[int, Lease] = {}
         self._reading = False
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        # Each with its time: uvloop answers a timer that is due at once with a plain handle, which has no `when`.
+        self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
         self._burials: set[asyncio.Task[None]] = set()
         self._closed = False
         self._newest_first = state.config.order == "freshest"
@@ -254,12 +255,13 @@ class LeaseManager:
     # Time
 
     def _arm(self, name: str, when: float, call: Callable[[], None]) -> None:
-        timer = self._timers.get(name)
-        if timer is not None and timer.when() <= when:
-            return
-        if timer is not None:
+        armed = self._timers.get(name)
+        if armed is not None:
+            due, timer = armed
+            if due <= when:
+                return
             timer.cancel()
-        self._timers[name] = self._loop.call_at(when, self._fire, name, call)
+        self._timers[name] = when, self._loop.call_at(when, self._fire, name, call)
 
     def _fire(self, name: str, call: Callable[[], None]) -> None:
         del self._timers[name]
@@ -428,7 +430,7 @@ class LeaseManager:
     def close(self) -> None:
         """Nobody waits any longer; what is leased stays on the disk."""
         self._closed = True
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         while self._waiters:
