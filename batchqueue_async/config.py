@@ -250,9 +250,9 @@ class QueueConfig(Generic[T]):
         balance_interval: how many seconds pass between two calls of the balancer.
         overflow: the same as `strategy` in the words that exporters and durable queues use: `block` (`BLOCKING`),
             `reject` (`IF_POSSIBLE`), `drop_oldest`, `drop_newest`. Either may be given; both can be read.
-        buffer_bytes: how many bytes each partition holds, next to `buffer_size`; None bounds the items alone. Not kept
-            yet: a queue that asks for it is refused.
-        size_of: for `buffer_bytes`: from an item to its bytes, such as `len` for items that are bytes.
+        buffer_bytes: how many bytes each partition holds, next to `buffer_size`; None bounds the items alone.
+        size_of: for `buffer_bytes`: from an item to its bytes, such as `len` for items that are bytes. It is called as
+            items come in, maybe more than once for one item; what it says as the item gets its place counts.
         feeds: the names of the queues that this queue's handlers produce into; they are shut down after it.
         log_errors: whether log events about failed handlers carry the errors' texts ("full"), which may quote items,
             or only their classes and places ("redacted").

@@ -133,6 +133,23 @@ class ItemDroppedError(BatchQueueError):
     """The queue's strategy refused or evicted the item; given as a reason in `DeliveryError`."""
 
 
+class ItemTooLargeError(BatchQueueError, ValueError):
+    """An item takes more bytes than the queue's `buffer_bytes`, so that it could never come in.
+
+    Nothing of the call it came with was put in.
+
+    Example:
+        >>> import asyncio, batchqueue_async as bq
+        >>> async def main() -> None:
+        ...     config = bq.QueueConfig[bytes](buffer_bytes="1KiB", size_of=len)
+        ...     async with bq.BatchQueueManager() as manager, manager.create("pages", config) as pages:
+        ...         await pages.produce(bytes(2000))
+        >>> asyncio.run(main())
+        Traceback (most recent call last):
+        batchqueue_async.errors.ItemTooLargeError: queue 'pages': a bytes of 2000 bytes can never come in, ...
+    """
+
+
 class Failure(NamedTuple):
     """Some items of one `deliver` call, and the error that kept them from being handled.
 

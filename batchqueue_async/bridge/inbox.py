@@ -451,6 +451,8 @@ class ThreadInbox(Generic[T]):
         What came in by the old routes is placed one by one first, under the same lock, so that no item is placed by
         a route that has changed since, and none passes an earlier one of its type.
         """
+        if self.queue.config.buffer_bytes is not None:
+            return  # places alone let nothing in there: each call asks the loop
         router = self.queue.router
         new = [PartitionCredits(self, partition) for partition in router.partitions[len(self._shares) :]]
         if not self.guarded(self._take_routes, new):

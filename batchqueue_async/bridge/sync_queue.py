@@ -21,6 +21,7 @@ from batchqueue_async.bridge.watchdog import watchdog
 from batchqueue_async.errors import DeadlockError, PartlyAcceptedError, QueueClosedError
 from batchqueue_async.queue.adapters import InThread
 from batchqueue_async.queue.deadlock import acting_for, caller_here, waits
+from batchqueue_async.queue.intake import RemoteOffer
 from batchqueue_async.queue.round import round_here
 from batchqueue_async.runtime.ending import end_async, end_in_thread
 from batchqueue_async.runtime.loop_calls import (
@@ -48,7 +49,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MEETING = 1.0
-"""Seconds that a new bridge waits for its queue's loop: only a loop that is blocked takes longer than a moment."""
+"""Seconds that a loop has to answer, in the first call and where bytes decide: only one that is blocked needs them."""
 
 
 class SyncQueue(Generic[T]):
@@ -70,6 +71,8 @@ class SyncQueue(Generic[T]):
         self._queue = queue
         self._inbox: ThreadInbox[T] = ThreadInbox(queue)
         self._loop = queue.loop
+        self._by_loop = queue.config.buffer_bytes is not None
+        """Whether there are no places to lend, since bytes decide: then every call asks the loop."""
         self._open = False
 
     def meet(self) -> None:
@@ -154,6 +157,11 @@ class SyncQueue(Generic[T]):
 
     def _produce_late(self, item: T, timeout: float | None) -> bool:
         inbox = self._inbox
+        if self._by_loop:
+            offer = Offer((item,))
+            self._put_by_loop(offer, self._deadline(timeout))
+            inbox.refuse(offer.left)
+            return offer.complete
         route = inbox.put(item)
         if route is None:
             return True
@@ -203,6 +211,10 @@ class SyncQueue(Generic[T]):
 
     def _produce_many_late(self, offer: Offer[T], timeout: float | None) -> int:
         inbox = self._inbox
+        if self._by_loop:
+            deadline = self._deadline(timeout)
+            self._put_by_loop(offer, deadline)
+            return self._count(offer, timeout, deadline)
         inbox.put_many(offer)
         if offer.complete:
             return offer.done
@@ -230,6 +242,62 @@ class SyncQueue(Generic[T]):
             f"{timeout} s; the error's `accepted` says how many; produce the rest later, or wait longer",
             accepted=offer.done,
         )
+
+    def _put_by_loop(self, offer: Offer[T], deadline: float | None) -> None:
+        """Have the loop put the items in; what it has not by the deadline, it will not."""
+        inbox = self._inbox
+        inbox.check()
+        if self._queue.on_own_thread():
+            offer.done = self._queue.put_now(offer.items)
+            if not offer.complete and inbox.waits and not self.closed and not is_over(deadline):
+                raise self._deadlock("it came from the thread of the queue's own loop, which it would stop")
+            return
+        remote = RemoteOffer(offer.items)
+        drain = waiting_drain()
+        if self.closed:
+            return
+        asked = self._submit("produce", partial(self._put_remote, remote, deadline), drain)
+        remote.when_complete(partial(asked.answer, None))
+        try:
+            with held_loops.held_by(drain), self._waiting_for_loop(asked, drain):
+                wait(asked, _with_grace(deadline))
+        except AskedTooLongError:
+            pass  # what has come in by then is counted
+        except QueueClosedError:
+            self._meet_end(asked)
+        finally:
+            offer.done = remote.withdraw()
+
+    async def _put_by_loop_async(self, offer: Offer[T], deadline: float | None) -> None:
+        """The same for a coroutine."""
+        self._inbox.check()
+        remote = RemoteOffer(offer.items)
+        drain = caller_here()
+        if self.closed:
+            return
+        try:
+            if asyncio.get_running_loop() is self._loop:
+                await self._put_remote(remote, deadline)
+                return
+            asked = self._submit("produce", partial(self._put_remote, remote, deadline), drain)
+            remote.when_complete(partial(asked.answer, None))
+            try:
+                with contextlib.suppress(AskedTooLongError), self._waiting_for_loop(asked, drain):
+                    await wait_async(asked, _with_grace(deadline))
+            except QueueClosedError:
+                self._meet_end(asked)
+        finally:
+            offer.done = remote.withdraw()
+
+    async def _put_remote(self, remote: RemoteOffer[T], deadline: float | None) -> None:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        await self._queue.put_remote(remote, left)
+
+    def _meet_end(self, asked: LoopCall[Any]) -> None:
+        """The loop did not come to the end of a call: because it has ended itself, or because of a circle."""
+        self._check_circle("produce", asked)
+        if not self._is_lost() and not self.closed:
+            raise QueueClosedError(f"queue {self.name!r}: produce was cancelled on its event loop, which is ending")
 
     def _deadline(self, timeout: float | None) -> float | None:
         check_timeout(f"queue {self.name!r}: produce", timeout)
@@ -316,6 +384,11 @@ class SyncQueue(Generic[T]):
     async def produce_async(self, item: T, timeout: float | None = None) -> bool:
         """`produce` for a coroutine on another event loop; cancelling it while it waits leaves no trace."""
         inbox = self._inbox
+        if self._by_loop:
+            offer = Offer((item,))
+            await self._put_by_loop_async(offer, self._deadline(timeout))
+            inbox.refuse(offer.left)
+            return offer.complete
         route = inbox.put(item)
         if route is None:
             return True
@@ -337,6 +410,10 @@ class SyncQueue(Generic[T]):
     async def produce_many_async(self, items: Iterable[T], timeout: float | None = None) -> int:
         """`produce_many` for a coroutine on another event loop; cancelled while it waits, it has put in a prefix."""
         offer = Offer(items if isinstance(items, list | tuple) else list(items))
+        if self._by_loop:
+            deadline = self._deadline(timeout)
+            await self._put_by_loop_async(offer, deadline)
+            return self._count(offer, timeout, deadline)
         self._inbox.put_many(offer)
         if offer.complete:
             return offer.done
@@ -576,6 +653,11 @@ class SyncQueue(Generic[T]):
         suspect = " ".join(f"{name}={value}" for name, value in watchdog.suspect(self._loop).items())
         held = f"its loop has not answered for {lag:.1f} s ({suspect})" if lag > 1 else "its handlers are not done"
         return TimeoutError(f"queue {self.name!r}: {call} took longer than {timeout} s: {held}; wait longer")
+
+
+def _with_grace(deadline: float | None) -> float | None:
+    """How long to wait for a loop that is to end a call by itself at the deadline."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic()) + MEETING
 
 
 async def as_coroutine(function: Callable[..., R], *arguments: Any) -> R:

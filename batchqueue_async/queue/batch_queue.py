@@ -25,6 +25,7 @@ from batchqueue_async.errors import (
     QueueClosedError,
 )
 from batchqueue_async.policies import TypeHash, WorkerPolicy
+from batchqueue_async.queue.byte_room import ByteRoom
 from batchqueue_async.queue.completion import CompletionWait
 from batchqueue_async.queue.deadlock import WaitHere, caller_here
 from batchqueue_async.queue.dispatch import Dispatcher
@@ -45,10 +46,11 @@ from batchqueue_async.queue.stats import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from batchqueue_async.bridge.sync_queue import SyncQueue
+    from batchqueue_async.queue.intake import RemoteOffer
     from batchqueue_async.queue.limiter import CallLimiter
     from batchqueue_async.queue.ports import ThreadInbox
     from batchqueue_async.queue.router import Route
@@ -110,12 +112,6 @@ class BatchQueue(Generic[T]):
     ) -> None:
         config = config or QueueConfig()
         config.validate(name)
-        if config.buffer_bytes is not None:
-            # Better no queue than one that takes a bound and does not keep it.
-            raise ConfigError(
-                f"queue {name!r}: buffer_bytes={config.buffer_bytes} is a bound that queues do not keep yet; "
-                "bound the items by buffer_size"
-            )
         self.name = name
         self.config = config
         self._home = HomeLoop(name, loop)
@@ -138,9 +134,14 @@ class BatchQueue(Generic[T]):
         self._drains = [
             DrainTask(index, rules, self._dispatcher, self._latency, self._loop) for index in range(workers)
         ]
-        made = [Partition[T](index, config.buffer_size) for index in range(partitions)]
-        # Kept by type, items lose their order among types: a single consumer, and dropping the oldest, want that.
-        lanes = config.consumer is None and config.strategy is not BufferStrategy.DROP_OLDEST
+        made = [self._make_partition(index) for index in range(partitions)]
+        # Kept by type, items lose their order among types: a single consumer, dropping the oldest, and a bound by
+        # bytes, which goes by the order of the items, want that.
+        lanes = (
+            config.consumer is None
+            and config.strategy is not BufferStrategy.DROP_OLDEST
+            and config.buffer_bytes is None
+        )
         self._router = PartitionRouter(name, config.make_selector(), made, grows=self._grows, lanes=lanes)
         for partition in made:
             self._drains[partition.index % workers].adopt(partition)
@@ -185,6 +186,13 @@ class BatchQueue(Generic[T]):
         else:
             # The loop is another thread's: whatever it is asked to do with the queue comes after this.
             loop.call_soon_threadsafe(self._start)
+
+    def _make_partition(self, index: int) -> Partition[T]:
+        config = self.config
+        if config.buffer_bytes is None or config.size_of is None:
+            return Partition(index, config.buffer_size)
+        byte_room = ByteRoom(self.name, config.buffer_bytes, config.size_of)
+        return Partition(index, config.buffer_size, byte_room=byte_room)
 
     def _resolve_counts(self) -> tuple[int, int]:
         config = self.config
@@ -277,6 +285,8 @@ class BatchQueue(Generic[T]):
         Raises:
             WrongLoopError: on another thread or loop; use `bridge()` there.
             DeadlockError: from a handler of this queue whose own partition is full.
+            ItemTooLargeError: the item alone takes more than `buffer_bytes`. Calls with many items raise it too, and
+                put nothing in.
 
         Example:
             >>> import asyncio, batchqueue_async as bq
@@ -396,6 +406,8 @@ class BatchQueue(Generic[T]):
         wait = CompletionWait()
         try:
             self._forbid_here("deliver")
+            if self._intake.weighs:
+                self._intake.weigh(batch)
             accepted = await self._intake.put_rest(batch, wait, None)
             if accepted < len(batch):
                 wait.fail(batch[accepted:], self._why_refused())
@@ -458,7 +470,8 @@ class BatchQueue(Generic[T]):
             return QueueClosedError(f"queue {self.name!r} is shut down and takes nothing any more")
         return ItemDroppedError(
             f"queue {self.name!r} had no room under {self.config.strategy.name} "
-            f"(block_timeout={self.config.block_timeout})"
+            f"(block_timeout={self.config.block_timeout}, buffer_size={self.config.buffer_size}, "
+            f"buffer_bytes={self.config.buffer_bytes})"
         )
 
     @contextmanager
@@ -515,6 +528,14 @@ class BatchQueue(Generic[T]):
     def take_in(self, partition: Partition[T], items: list[T], *, rerouted: bool) -> None:
         """Put in what the inbox of other threads has accepted for a partition; see `Intake.take_in`."""
         self._intake.take_in(partition, items, rerouted=rerouted)
+
+    def put_now(self, items: Sequence[T]) -> int:
+        """Put in as many of the items as there is room for now; the caller counts those that are refused."""
+        return self._intake.put_now(items)
+
+    async def put_remote(self, remote: RemoteOffer[T], wait: float | None) -> None:
+        """Put in what a caller on another thread or loop offers; see `Intake.put_remote`."""
+        await self._intake.put_remote(remote, wait)
 
     def after_fork(self) -> None:
         """In a forked child, where its loop does not run: every call raises `ForkedError` from now on."""
@@ -676,7 +697,7 @@ class BatchQueue(Generic[T]):
         wanted = self.config.partitions.resolve(self.worker_count, self._dispatcher.weight)
         if wanted <= have:
             return
-        new = [Partition[T](index, self.config.buffer_size) for index in range(have, wanted)]
+        new = [self._make_partition(index) for index in range(have, wanted)]
         for partition in new:
             min(self._drains, key=lambda drain: len(drain.partitions)).adopt(partition)
         if self._inbox is not None:

@@ -7,6 +7,8 @@ first item into an empty partition, a partition that is full or closed, many ite
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from operator import countOf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -20,7 +22,7 @@ from batchqueue_async.queue.migration import Migration
 from batchqueue_async.queue.partition import Lane, Partition
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from batchqueue_async.config import QueueConfig
     from batchqueue_async.queue.completion import CompletionWait
@@ -58,15 +60,64 @@ class Routes(Generic[T]):
         return self._found[index - self._first]
 
 
+class RemoteOffer(Generic[T]):
+    """The items of a caller on another thread or loop, who may withdraw what has not come in at any moment.
+
+    So whoever gives up knows what was accepted, even if the queue's loop stands still just then.
+
+    Attributes:
+        items: the items.
+        done: how many have come in, always the first ones.
+    """
+
+    __slots__ = ("_lock", "_tell", "_withdrawn", "done", "items")
+
+    def __init__(self, items: Sequence[T]) -> None:
+        self.items = items
+        self.done = 0
+        self._withdrawn = False
+        self._tell: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all items are in."""
+        return self.done == len(self.items)
+
+    def advance(self, step: Callable[[], int]) -> bool:
+        """Put some in, on the queue's loop, and count them; False when the caller has withdrawn."""
+        with self._lock:
+            if self._withdrawn:
+                return False
+            self.done += step()
+            if self.complete and self._tell is not None:
+                self._tell()
+            return True
+
+    def when_complete(self, tell: Callable[[], None]) -> None:
+        """Have the caller told at once when everything is in: the loop may be a handler's for long, right after."""
+        with self._lock:
+            self._tell = tell
+            if self.complete:
+                tell()
+
+    def withdraw(self) -> int:
+        """Let no more come in; how many have."""
+        with self._lock:
+            self._withdrawn = True
+            return self.done
+
+
 class Intake(Generic[T]):
     """The slow ways into one queue, under its strategy.
 
     Attributes:
         closed: whether nothing comes in any more.
         blocking: whether a producer waits for room.
+        weighs: whether there is a bound by bytes.
     """
 
-    __slots__ = ("_counters", "_home", "_router", "blocking", "closed", "config", "name")
+    __slots__ = ("_counters", "_home", "_router", "blocking", "closed", "config", "name", "weighs")
 
     def __init__(
         self, name: str, config: QueueConfig[T], router: PartitionRouter[T], counters: Counters, home: HomeLoop
@@ -75,6 +126,7 @@ class Intake(Generic[T]):
         self.config = config
         self.closed = False
         self.blocking = config.strategy is BufferStrategy.BLOCKING
+        self.weighs = config.buffer_bytes is not None
         self._router = router
         self._counters = counters
         self._home = home
@@ -103,14 +155,21 @@ class Intake(Generic[T]):
             return False
         strategy = self.config.strategy
         if strategy is BufferStrategy.DROP_OLDEST:
-            route.evict()
-            self._counters.dropped_after += 1
-            return route.offer(item)
+            return self._make_way(route, item)
         if strategy is BufferStrategy.DROP_NEWEST:
             self._counters.dropped_before += 1
         else:
             self._counters.refused += 1
         return False
+
+    def _make_way(self, route: Route[T], item: T) -> bool:
+        """Let the oldest item make room for this one; or the oldest ones, where these take fewer bytes."""
+        while True:
+            route.evict()
+            self._counters.dropped_after += 1
+            accepted = route.offer(item)
+            if accepted or not self.weighs:
+                return accepted
 
     def refuse(self, count: int) -> None:
         """Count items that were turned away."""
@@ -168,9 +227,7 @@ class Intake(Generic[T]):
                     failed.append(error)
             if evicts:
                 if not route.offer(item):
-                    route.evict()
-                    self._counters.dropped_after += 1
-                    route.offer(item)
+                    self._make_way(route, item)
                 continue
             if route.partition is not partition:
                 # The place that the inbox was lent stays with the item: it stands above the bound of its new partition
@@ -199,10 +256,11 @@ class Intake(Generic[T]):
         items: Sequence[T],
         deadline: float | None,
         completion: CompletionWait | None = None,
+        remote: RemoteOffer[T] | None = None,
     ) -> int:
         """Wait until all items have got places, in parts if need be; how many did."""
         self._forbid_own_wait(partition)
-        waiter = partition.wait_for(len(items), items[0])
+        waiter = partition.wait_for(items)
         timer = None if deadline is None else self._home.loop.call_at(deadline, waiter.expire)
         done = 0
         try:
@@ -213,7 +271,12 @@ class Intake(Generic[T]):
                         raise self._deadlock(waiter.partition)
                     if self.closed:
                         break
-                    done += self._fill(waiter, items[done : done + waiter.reserved], completion)
+                    part = items[done : done + waiter.reserved]
+                    if remote is None:
+                        self._fill(waiter, part, completion)
+                    elif not remote.advance(partial(self._fill, waiter, part, completion)):
+                        break
+                    done += len(part)
                     if done < len(items):
                         waiter.renew()
                         waiter.partition.serve()
@@ -255,7 +318,7 @@ class Intake(Generic[T]):
         return DeadlockError(
             f"queue {self.name!r}: a handler waits for room in partition {partition.index}, which has "
             f"{partition.capacity} items and is drained only after that handler returns; use produce_nowait, produce "
-            "into another queue, or raise buffer_size"
+            f"into another queue, or raise buffer_size{' and buffer_bytes' if self.weighs else ''}"
         )
 
     # -- many items ----------------------------------------------------------------------------------------------
@@ -266,13 +329,23 @@ class Intake(Generic[T]):
             return not items
         self._home.check("produce_many")
         router = self._router
+        if self.weighs:
+            self.weigh(items)
         if router.only is not None:
             return router.only.offer_many(items)
+        if self.weighs:
+            return False
         if router.by_type is not None:
             return self._put_all_by_type(items)
         if isinstance(router.selector, RoundRobin):
             return self._put_all_in_turns(items)
         return self._put_all_by_route(items)
+
+    def weigh(self, items: Sequence[T]) -> None:
+        """Refuse items that could never come in for their bytes, before any of them does."""
+        byte_room = self._router.partitions[0].byte_room
+        if byte_room is not None:
+            byte_room.weigh(items)
 
     def _put_all_by_type(self, items: Sequence[T]) -> bool:
         kind = type(items[0])
@@ -327,6 +400,30 @@ class Intake(Generic[T]):
         self.refuse(len(items) - done)
         return done
 
+    def put_now(self, items: Sequence[T]) -> int:
+        """Put in as many of the items as there is room for now; the caller counts those that are refused."""
+        self.weigh(items)
+        return 0 if self.closed else self.put_what_fits(items, 0, None, Routes(self._router))
+
+    async def put_remote(self, remote: RemoteOffer[T], wait: float | None) -> None:
+        """Put in what a caller on another thread or loop offers, waiting up to `wait` seconds for room.
+
+        Refusals are the caller's to count.
+        """
+        items = remote.items
+        self._home.check("produce")
+        self.weigh(items)
+        deadline = None if wait is None else self._home.loop.time() + wait
+        routes = Routes(self._router)
+        while remote.advance(lambda: self.put_what_fits(items, remote.done, None, routes) - remote.done):
+            done = remote.done
+            if remote.complete or self.closed or not self.blocking or wait == 0:
+                break
+            partition = routes.of(done, items[done]).partition
+            rest = items[done:] if self._router.only is not None else items[done : done + 1]
+            if await self._wait_for_room(partition, rest, deadline, remote=remote) < len(rest):
+                break
+
     def put_what_fits(
         self, items: Sequence[T], start: int, completion: CompletionWait | None, asked: Routes[T] | None
     ) -> int:
@@ -376,7 +473,7 @@ class Intake(Generic[T]):
         """The same for a single partition: as many as there is room for, at once."""
         count = len(items) - start
         if not partition.offer_many(items[start:] if start else items):
-            count = 0 if partition.full() else min(count, partition.room())
+            count = partition.fitting(items[start:] if start else items)
             if not count or not partition.offer_many(items[start : start + count]):
                 return start
         if completion is not None:
@@ -389,8 +486,4 @@ class Intake(Generic[T]):
             return False
         if route.offer(item):
             return True
-        if self.config.strategy is not BufferStrategy.DROP_OLDEST:
-            return False
-        route.evict()
-        self._counters.dropped_after += 1
-        return route.offer(item)
+        return self.config.strategy is BufferStrategy.DROP_OLDEST and self._make_way(route, item)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Migration(Generic[T]):
     """Items on their way from an old partition to a new one, in order, until the old one has finished its part."""
 
-    __slots__ = ("_entrance", "_gone", "_on_arrival", "clear_at", "items", "ranges", "source", "target")
+    __slots__ = ("_entrance", "_gone", "_on_arrival", "_sizes", "clear_at", "items", "ranges", "source", "target")
 
     # To a producer's fast path a migration looks like a full partition, so that it takes the slow path.
     fast_slots = NO_SLOTS
@@ -47,6 +47,8 @@ class Migration(Generic[T]):
         self.clear_at = source.accepted
         """When the source has finished everything below this number, the way is clear."""
         self.items: deque[T] = deque()
+        self._sizes: deque[int] = deque()
+        """What each of the items takes, where the partitions are bound by bytes."""
         self._gone = 0
         """How many items have been evicted: the number of the first of `items`."""
         self.ranges: RangeQueue | None = None
@@ -70,13 +72,17 @@ class Migration(Generic[T]):
         target = self.target
         if target.closed or target.waiters is not None or not target.make_room(1):
             return False
-        self._hold((item,))
+        sizes: list[int] = []
+        if target.byte_room is not None:
+            sizes = target.byte_room.weigh((item,))
+            if not target.has_room(sizes):
+                return False
+        self._hold((item,), sizes)
         return True
 
     def fill(self, waiter: Waiter, items: Collection[T]) -> None:
         """Put items into the places that the target reserved."""
-        self.target.use_reserved(waiter, len(items))
-        self._hold(items)
+        self._hold(items, self.target.use_reserved(waiter, len(items)))
         if not self.target.qsize():
             # Those who wait behind need the source now, which may wait for them.
             for other in self.target.everyone_waiting():
@@ -88,7 +94,7 @@ class Migration(Generic[T]):
 
     def evict_first(self) -> T:
         """Remove the oldest item on its way to the target, which is empty, as if it had arrived and gone."""
-        self.target.skip_held(1)
+        self.target.skip_held(1, self._take_sizes(1))
         item = self.items.popleft()
         if self.ranges is not None:
             error = ItemDroppedError("the item made room for a newer one (DROP_OLDEST)")
@@ -136,10 +142,8 @@ class Migration(Generic[T]):
         target.arrived(self)
         target.order()
         first = target.accepted - self._gone
-        target.unhold(len(self.items))
         entrance = self._entrance()
-        if self.items:
-            target.put_in(self.items, entrance if isinstance(entrance, Lane) else None)
+        target.put_held(self.items, self._sizes, entrance if isinstance(entrance, Lane) else None)
         if self.ranges is not None:
             target.order()
             for each in self.ranges.take_all():
@@ -158,13 +162,18 @@ class Migration(Generic[T]):
         """Remove everything, and tell nobody: the loop of those who wait has ended."""
         items = list(self.items)
         self.items.clear()
-        self.target.skip_held(len(items))
+        self.target.skip_held(len(items), self._take_sizes(len(items)))
         return items
 
     def receive(self, item: T) -> None:
         """Take an item in whose place the target holds already."""
         self.items.append(item)
 
-    def _hold(self, items: Collection[T]) -> None:
+    def _take_sizes(self, count: int) -> list[int]:
+        """What the first of the items take."""
+        return [self._sizes.popleft() for _ in range(min(count, len(self._sizes)))]
+
+    def _hold(self, items: Collection[T], sizes: list[int]) -> None:
         self.items.extend(items)
-        self.target.hold_for_migration(len(items))
+        self._sizes.extend(sizes)
+        self.target.hold_for_migration(len(items), sizes)

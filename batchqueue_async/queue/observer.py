@@ -15,7 +15,7 @@ from batchqueue_async.queue.stats import HandlerStats, PartitionStats, QueueStat
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from batchqueue_async.queue.dispatch import Dispatcher
     from batchqueue_async.queue.drain import DrainTask
@@ -153,10 +153,18 @@ class QueueObserver(Generic[T]):
                 for each in self._dispatcher.all_entries()
             ),
             last_error=self._dispatcher.errors.last(),
+            used_bytes=sum(each.used_bytes for each in each_partition),
+            capacity_bytes=_sum_or_none(each.capacity_bytes for each in each_partition),
         )
 
 
+def _sum_or_none(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
 def _partition(each: Any) -> PartitionStats:
+    byte_room = each.byte_room
     return PartitionStats(
         index=each.index,
         used=each.qsize(),
@@ -164,6 +172,8 @@ def _partition(each: Any) -> PartitionStats:
         accepted=each.accepted,
         owner=each.owner.index if each.owner is not None else -1,
         waiting=each.waiting,
+        used_bytes=0 if byte_room is None else byte_room.used + byte_room.held,
+        capacity_bytes=None if byte_room is None else byte_room.limit,
     )
 
 

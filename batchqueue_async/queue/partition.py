@@ -38,6 +38,7 @@ from batchqueue_async.queue.waiters import Waiter, WaiterQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from batchqueue_async.queue.byte_room import ByteRoom
     from batchqueue_async.queue.completion import CompletionWait, SequenceRange
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.migration import Migration
@@ -103,6 +104,7 @@ class Partition(Generic[T]):
         "_sealed",
         "_sealed_count",
         "arriving",
+        "byte_room",
         "capacity",
         "closed",
         "credits",
@@ -127,7 +129,14 @@ class Partition(Generic[T]):
         "waiters",
     )
 
-    def __init__(self, index: int, capacity: int, on_ready: Callable[[Partition[T]], float] | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        capacity: int,
+        on_ready: Callable[[Partition[T]], float] | None = None,
+        *,
+        byte_room: ByteRoom[T] | None = None,
+    ) -> None:
         self.index = index
         # -- what is inside
         self.tail: list[T] = []
@@ -144,6 +153,8 @@ class Partition(Generic[T]):
         """How many items have left the buffer, taken or evicted: the sequence number of the oldest one inside."""
         # -- who may come in
         self.capacity = capacity
+        self.byte_room = byte_room
+        """The bound by bytes, where there is one: then there are no fast slots and no lanes."""
         self.fast_slots = NO_SLOTS
         self.closed = False
         self.held = 0
@@ -311,6 +322,8 @@ class Partition(Generic[T]):
             most -= len(taken)
             self._sealed_count -= len(taken)
             self.removed += len(taken)
+            if self.byte_room is not None:
+                self.byte_room.take(len(taken))
         return runs
 
     # -- who may come in -----------------------------------------------------------------------------------------
@@ -325,7 +338,9 @@ class Partition(Generic[T]):
         return self.capacity - self.qsize() - self.reserved - self.held
 
     def full(self) -> bool:
-        """Whether a further item would be refused or have to wait."""
+        """Whether a further item would be refused or have to wait; by bytes, whether one had to."""
+        if self.byte_room is not None and (self.byte_room.crowded or self.byte_room.free <= 0):
+            return True
         unused = 0 if self.credits is None else self.credits.unused()
         return self.waiters is not None or self.room() + unused <= 0
 
@@ -338,7 +353,7 @@ class Partition(Generic[T]):
 
     def rearm(self) -> None:
         """Set how many places the producers' fast path may fill."""
-        if self.closed or not self.listed or self.waiters is not None:
+        if self.closed or not self.listed or self.waiters is not None or self.byte_room is not None:
             self._set_fast_slots(NO_SLOTS)
             return
         room = self.capacity - self.qsize() - self.held
@@ -369,6 +384,8 @@ class Partition(Generic[T]):
         """Take an item in if there is a free place and nobody waits for it."""
         if self.closed or self.waiters is not None:
             return False
+        if self.byte_room is not None:
+            return self._offer_weighed((item,), self.byte_room)
         if self.listed or self.on_ready is None or self.held >= self.capacity:
             if not self.make_room(1):
                 return False
@@ -392,8 +409,45 @@ class Partition(Generic[T]):
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
         if self.closed or self.waiters is not None or not self.make_room(len(items)):
             return False
+        if self.byte_room is not None:
+            return self._offer_weighed(items, self.byte_room)
         self.put_in(items, into)
         return True
+
+    def _offer_weighed(self, items: Sequence[T], byte_room: ByteRoom[T]) -> bool:
+        sizes = byte_room.weigh(items)
+        if not self.has_room(sizes):
+            return False
+        self._put_weighed(items, sizes, byte_room)
+        return True
+
+    def has_room(self, sizes: Sequence[int]) -> bool:
+        """Whether there are places and bytes for items of these sizes, in a partition that is bound by bytes."""
+        byte_room = self.byte_room
+        if byte_room is not None and self.room() >= len(sizes):
+            if sum(sizes) <= byte_room.free:
+                return True
+            self._crowd(byte_room)
+        return False
+
+    def _crowd(self, byte_room: ByteRoom[T]) -> None:
+        """Somebody found no bytes: the partition is full, and must not linger."""
+        byte_room.crowded = True
+        if self.linger_step is not None and self.on_ready is not None:
+            self.on_ready(self)
+
+    def _put_weighed(self, items: Collection[T], sizes: Sequence[int], byte_room: ByteRoom[T]) -> None:
+        self.tail.extend(items)
+        byte_room.put(sizes)
+        self.announce()
+
+    def fitting(self, items: Sequence[T]) -> int:
+        """How many of the items, in order, could come in now."""
+        if self.byte_room is None:
+            return 0 if self.full() else min(len(items), self.room())
+        if self.closed or self.waiters is not None:
+            return 0
+        return self.byte_room.prefix(self.byte_room.weigh(items[: max(0, self.room())]))
 
     def put_in(self, items: Collection[T], into: Lane[T] | None = None) -> None:
         """Put items into places that are free for them already."""
@@ -454,9 +508,9 @@ class Partition(Generic[T]):
 
     # -- waiting for a place -------------------------------------------------------------------------------------
 
-    def wait_for(self, want: int, item: T | None = None) -> Waiter:
-        """Join those who wait, for `want` places."""
-        waiter = Waiter(want, item)
+    def wait_for(self, items: Sequence[T]) -> Waiter:
+        """Join those who wait, for places for the items."""
+        waiter = Waiter(len(items), items[0], None if self.byte_room is None else self.byte_room.weigh(items))
         self.join(waiter)
         return waiter
 
@@ -468,28 +522,39 @@ class Partition(Generic[T]):
         self.waiters.add(waiter)
         self.rearm()
         self.serve()
+        if self.byte_room is not None and waiter.want:
+            self._crowd(self.byte_room)
 
     def serve(self) -> None:
         """Reserve free places for those who wait, first come, first served."""
         waiters = self.waiters
         while waiters is not None and (waiter := waiters.first) is not None:
             room = self.room()
+            if self.byte_room is not None:
+                room = min(room, self.byte_room.fitting(waiter))
             if room > 0:
-                waiters.reserve(waiter, room)
+                granted = waiters.reserve(waiter, room)
+                if self.byte_room is not None:
+                    self.byte_room.reserve(waiter, granted)
             elif self.credits is None or not self.credits.reclaim():
                 break
         self._forget_idle_waiters()  # who stands for several may have passed on at once what was reserved
         self.rearm()
 
-    def use_reserved(self, waiter: Waiter, used: int) -> None:
-        """Places that were reserved for the waiter are filled, or held by it in another way."""
+    def use_reserved(self, waiter: Waiter, used: int) -> list[int]:
+        """Places that were reserved for the waiter are filled, or held by it in another way; the bytes of each."""
+        sizes = [] if self.byte_room is None else self.byte_room.use(waiter, used)
+        waiter.filled += used
         if self.waiters is not None:
             self.waiters.use(waiter, used)
             self._forget_idle_waiters()
+        return sizes
 
     def leave(self, waiter: Waiter) -> None:
         """Let a waiter quit; places that were reserved for it and not filled go to the next."""
         if self.waiters is not None:
+            if self.byte_room is not None:
+                self.byte_room.release(waiter)
             self.waiters.remove(waiter)
             self._forget_idle_waiters()
         self.serve()
@@ -505,8 +570,11 @@ class Partition(Generic[T]):
 
     def fill(self, waiter: Waiter, items: Collection[T], into: Lane[T] | None = None) -> None:
         """Put items into the places that were reserved for the waiter."""
-        self.use_reserved(waiter, len(items))
-        self.put_in(items, into)
+        sizes = self.use_reserved(waiter, len(items))
+        if self.byte_room is not None:
+            self._put_weighed(items, sizes, self.byte_room)
+        else:
+            self.put_in(items, into)
 
     def everyone_waiting(self) -> list[Waiter]:
         """All waiters in order, those with reservations first."""
@@ -546,6 +614,8 @@ class Partition(Generic[T]):
             self.removed += count
             self.listed = False
             self._set_fast_slots(NO_SLOTS)
+            if self.byte_room is not None:
+                self.byte_room.take(count)
             return runs
         runs = self._remove(most)
         self.listed = self.listed and self.qsize() > 0
@@ -669,9 +739,11 @@ class Partition(Generic[T]):
             self.arriving.remove(migration)
             self.arriving = self.arriving or None
 
-    def hold_for_migration(self, count: int) -> None:
-        """Keep places for items that move here."""
+    def hold_for_migration(self, count: int, sizes: Sequence[int]) -> None:
+        """Keep places for items that move here, and the bytes that each of them takes."""
         self.held += count
+        if self.byte_room is not None:
+            self.byte_room.held += sum(sizes)
         if self.linger_step is None:
             self.rearm()
         else:
@@ -682,10 +754,23 @@ class Partition(Generic[T]):
         self.held -= 1
         other.held += 1
 
-    def skip_held(self, count: int) -> None:
+    def skip_held(self, count: int, sizes: Sequence[int]) -> None:
         """Items that were held for count as if they had come in and gone."""
         self.held -= count
         self.removed += count
+        if self.byte_room is not None:
+            self.byte_room.held -= sum(sizes)
+
+    def put_held(self, items: Collection[T], sizes: Sequence[int], into: Lane[T] | None = None) -> None:
+        """Items that were held for are here."""
+        self.unhold(len(items))
+        if not items:
+            return
+        if self.byte_room is not None:
+            self.byte_room.held -= sum(sizes)
+            self._put_weighed(items, sizes, self.byte_room)
+        else:
+            self.put_in(items, into)
 
     # -- as an asyncio.Queue -------------------------------------------------------------------------------------
 
@@ -700,7 +785,7 @@ class Partition(Generic[T]):
             return
         if self.closed:
             raise asyncio.QueueFull
-        waiter = self.wait_for(1)
+        waiter = self.wait_for((item,))
         try:
             await waiter.future
             if self.closed:

@@ -143,6 +143,10 @@ class Distribution:
     max: float = 0.0
 
 
+def _used_ratio(used: int, capacity: int, used_bytes: int, capacity_bytes: int | None) -> float:
+    return max(used / capacity, used_bytes / capacity_bytes if capacity_bytes else 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionStats:
     """One partition at one moment.
@@ -158,6 +162,8 @@ class PartitionStats:
         accepted: items that have ever come in.
         owner: the number of the worker that drains it.
         waiting: producers in line for room.
+        used_bytes: what the waiting items take, and those that are moving here; 0 without `buffer_bytes`.
+        capacity_bytes: how many bytes it can hold; None without `buffer_bytes`.
     """
 
     index: int
@@ -166,11 +172,13 @@ class PartitionStats:
     accepted: int
     owner: int
     waiting: int
+    used_bytes: int = 0
+    capacity_bytes: int | None = None
 
     @property
     def used_ratio(self) -> float:
-        """How full the partition is, from 0 to 1."""
-        return self.used / self.capacity
+        """How full the partition is, from 0 to 1: by items or by bytes, whichever is more."""
+        return _used_ratio(self.used, self.capacity, self.used_bytes, self.capacity_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +270,8 @@ class QueueStats:
         handlers: the calls of each handler.
         last_error: the newest error of a handler, its text without what could be payload; None if there was none.
         age: seconds since the numbers were read; above 0 only where `peek` found none that added up.
+        used_bytes: what the waiting items take; 0 without `buffer_bytes`.
+        capacity_bytes: how many bytes all partitions can hold; None without `buffer_bytes`.
     """
 
     name: str
@@ -286,6 +296,8 @@ class QueueStats:
     handlers: tuple[HandlerStats, ...] = field(default=(), repr=False)
     last_error: LastError | None = None
     age: float = 0.0
+    used_bytes: int = 0
+    capacity_bytes: int | None = None
 
     @property
     def adds_up(self) -> bool:
@@ -300,8 +312,8 @@ class QueueStats:
 
     @property
     def used_ratio(self) -> float:
-        """How full the queue is, from 0 to 1."""
-        return self.used / self.capacity
+        """How full the queue is, from 0 to 1: by items or by bytes, whichever is more."""
+        return _used_ratio(self.used, self.capacity, self.used_bytes, self.capacity_bytes)
 
     def top(self, n: int) -> tuple[PartitionStats, ...]:
         """The `n` fullest partitions, fullest first."""

@@ -24,21 +24,25 @@ class Waiter:
         item: the first item that it waits with: it waits where that item belongs.
         want: how many places it still waits for.
         reserved: how many were reserved for it and are not filled yet.
+        sizes: in a partition that is bound by bytes, how many each of its items takes.
+        filled: how many of these have come in.
         here: its wait, as the registry of the waits of handler calls knows it.
         broken: whether the wait could never end, and so must.
         expired: whether its time is over.
     """
 
-    __slots__ = ("broken", "expired", "future", "here", "item", "partition", "reserved", "want")
+    __slots__ = ("broken", "expired", "filled", "future", "here", "item", "partition", "reserved", "sizes", "want")
 
     partition: Partition[Any]
     stays = False
     """Whether it stands for several producers of this very partition, whom growth leads elsewhere by itself."""
 
-    def __init__(self, want: int, item: Any = None) -> None:
+    def __init__(self, want: int, item: Any = None, sizes: list[int] | None = None) -> None:
         self.want = want
         self.item = item
         self.reserved = 0
+        self.sizes = sizes or []
+        self.filled = 0
         self.broken = self.expired = False
         self.here: WaitHere | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,8 +116,8 @@ class WaiterQueue:
         """Let a waiter join at the end."""
         self._waiting[waiter] = None
 
-    def reserve(self, waiter: Waiter, most: int) -> None:
-        """Reserve up to `most` places for the waiter whose turn it is."""
+    def reserve(self, waiter: Waiter, most: int) -> int:
+        """Reserve up to `most` places for the waiter whose turn it is; how many."""
         share = min(most, waiter.want)
         waiter.want -= share
         waiter.reserved += share
@@ -122,6 +126,7 @@ class WaiterQueue:
         waiter.notify()
         if not waiter.want:  # who stands for several may want some more by now
             del self._waiting[waiter]
+        return share
 
     def use(self, waiter: Waiter, used: int) -> None:
         """Places that were reserved are filled, or given up."""

@@ -40,6 +40,11 @@ class LoopCall(concurrent.futures.Future[R]):
         self.begun = False
         self.broken_off = False
 
+    def answer(self, result: R) -> None:
+        """Give the answer before the coroutine has come to its end."""
+        if not self.done() and self.set_running_or_notify_cancel():
+            self.set_result(result)
+
     def break_off(self) -> None:
         """Cancel a call that could never come to its end, because of the caller's own wait."""
         self.broken_off = self.cancel()
@@ -77,6 +82,8 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], call: conc
 
 def _answer(call: LoopCall[R], task: asyncio.Task[R]) -> None:
     error = None if task.cancelled() else task.exception()
+    if call.done():
+        return
     if task.cancelled():
         call.cancel()
     elif call.set_running_or_notify_cancel():

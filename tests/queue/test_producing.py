@@ -371,8 +371,3 @@ async def test_deliver_over_several_partitions_waits_for_all():
         queue.add_handler(kind, handler)
     await queue.deliver([kind(number) for number, kind in enumerate(types)])
     assert now() == 3.0
-
-
-async def test_a_bound_that_is_not_kept_is_refused():
-    with pytest.raises(bq.ConfigError, match=r"buffer_bytes=1024 is a bound that queues do not keep yet"):
-        make(buffer_bytes="1KiB", size_of=len)

@@ -30,6 +30,15 @@ class Odd(Item):
     pass
 
 
+MOST_BYTES = 5
+"""What an item of the programs takes at the most."""
+
+
+def size_of(item: Item) -> int:
+    """What an item takes, where there is a bound by bytes."""
+    return (3 * item.number + item.key) % (MOST_BYTES + 1)
+
+
 KINDS: list[type[Item]] = [type(f"K{index}", (Odd if index % 2 else Even,), {}) for index in range(6)]
 CLASSES: list[type] = [*KINDS, Even, Odd]
 
@@ -166,6 +175,7 @@ def draw_options(rng: random.Random) -> dict[str, Any]:
     """A configuration by chance; the state machine draws its own."""
     workers = rng.randint(1, 4)
     single = rng.random() < 0.25
+    buffer_bytes = rng.choice([None, None, None, rng.randint(MOST_BYTES, 4 * MOST_BYTES)])
     partitions = rng.choice(
         [
             bq.PartitionPolicy.fixed(rng.randint(1, 5)),
@@ -179,6 +189,8 @@ def draw_options(rng: random.Random) -> dict[str, Any]:
         "partitions": partitions,
         "selector": rng.choice(["type_hash", "type_hash", "by_key", "by_key", "round_robin", "custom", "moody"]),
         "buffer_size": rng.randint(1, 8),
+        "buffer_bytes": buffer_bytes,
+        "size_of": None if buffer_bytes is None else size_of,
         "strategy": rng.choice([*bq.BufferStrategy, bq.BufferStrategy.BLOCKING, bq.BufferStrategy.BLOCKING]),
         "block_timeout": rng.choice([None, None, 0.2]),
         "max_batch": rng.randint(1, 5),

@@ -22,6 +22,7 @@ from queue_actors import (
     OopsError,
     RandomBalancer,
     ViolationError,
+    size_of,
 )
 
 import batchqueue_async as bq
@@ -395,11 +396,25 @@ class World:
         self.expect(
             each.reserved == sum(one.reserved for one in each.everyone_waiting()), f"{name}: permits={each.reserved}"
         )
+        if each.byte_room is not None:
+            self._check_bytes(name, each)
         self.expect(each.in_flight or each.next_owner is None, f"{name} has an heir and nothing in flight")
         for lane in each.lanes or ():
             self.expect({type(item) for item in lane.tail} <= {lane.kind}, f"{name}: a lane holds other types")
             self.expect(lane.fast_slots is each.fast_slots, f"{name}: a lane counts places by itself")
             self.expect(self.parts._by_type[lane.kind] is lane, f"{name} has a lane that nothing comes into")
+
+    def _check_bytes(self, name: str, each: Any) -> None:
+        room = each.byte_room
+        total = room.used + room.held + room.reserved
+        self.expect(total <= room.limit, f"{name}: {total} bytes of {room.limit} taken")
+        used = sum(map(size_of, each.items()))
+        self.expect(room.used == used, f"{name}: counts {room.used} bytes inside, there are {used}")
+        held = sum(size_of(item) for one in each.arriving or () for item in one.items)
+        self.expect(room.held == held, f"{name}: holds {room.held} bytes for {held}")
+        granted = sum(sum(one.sizes[one.filled : one.filled + one.reserved]) for one in each.everyone_waiting())
+        self.expect(room.reserved == granted, f"{name}: has reserved {room.reserved} bytes for {granted}")
+        self.expect(not each.fast_slots.__length_hint__(), f"{name}: an item may come in without being weighed")
 
     def _check_moves(self) -> None:
         router = self.parts._router
@@ -427,6 +442,8 @@ class World:
             free = each.capacity - each.qsize() - each.held
             self.expect(not each.reserved, f"partition {each.index}: a producer with a permit does not run")
             waiting = each.waiting
+            if waiting and each.byte_room is not None and not each.byte_room.fitting(each.waiters.first):
+                free = 0
             self.expect(not waiting or free <= 0, f"partition {each.index}: {waiting} wait beside {free} free places")
             self.expect(not waiting or not self.queue.closed, f"{waiting} producers wait at a closed queue")
         for worker in self.parts._drains:
