@@ -90,7 +90,7 @@ def run_page(path: Path, directory: Path) -> None:
     command = [sys.executable, "-W", "error", str(program)]
     # Variables that steer the suite begin as those of a configuration do.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("BATCHQUEUE_")}
-    done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=300, check=False)
     failed = done.returncode != 0 or any(words in done.stderr for words in SILENT_FAILURES)
     assert not failed, f"{path}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
 

@@ -18,7 +18,7 @@ def test_the_tutorial_prints_what_it_shows(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         check=True,
     )
     shown = re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
