@@ -28,8 +28,10 @@ from batchqueue_async.durable.read.graveyard import DeadLetterQueue
 from batchqueue_async.durable.read.leasing import LeaseManager
 from batchqueue_async.durable.read.loader import Loader
 from batchqueue_async.durable.state.admission import Admission
+from batchqueue_async.durable.state.compaction import CompactionPlan
 from batchqueue_async.durable.state.queue_state import QueueState
 from batchqueue_async.durable.stats import DurableStats, snapshot
+from batchqueue_async.durable.write.compactor import Compactor
 from batchqueue_async.durable.write.pending import WriteBuffer
 from batchqueue_async.durable.write.pump import DROPPED, GroupCommit
 from batchqueue_async.durable.write.writer import Writer
@@ -221,10 +223,18 @@ class DurableQueue:
             self._writing,
             path=self.path,
             clock=self._now_ns,
-            on_ready=leasing.serve,
+            on_ready=self._after_round,
             on_deleted=self._forget_files,
         )
-        self._admission = Admission(state, self._pump, self.path)
+        self._compactor = Compactor(
+            CompactionPlan(state),
+            self._pump,
+            self._reading,
+            files=self._files,
+            path=self.path,
+            on_swapped=self._forget_files,
+        )
+        self._admission = Admission(state, self._pump, self.path, on_full=self._compactor.press)
         self._closers = [writer.close, self._loader.close]
         state.outstanding = leasing.outstanding  # type: ignore[method-assign]  # the leases live in the shell
         self._limit = max(1, min(config.max_record, self._most_bytes - frame_size(1, 0)))
@@ -235,6 +245,7 @@ class DurableQueue:
             everything.add("durable_queue", self)
         if state.touched or state.emptied:
             self._pump.touch()
+        self._compactor.look()
 
     def _prepare(self) -> tuple[recovery.Survey, int, int | None]:
         self._files.make_directory(self.path)
@@ -280,6 +291,7 @@ class DurableQueue:
     def _undo_boot(self, boot: asyncio.Task[None]) -> None:
         if not boot.cancelled() and boot.exception() is None:
             self._leasing.close()
+            self._compactor.close()
         self._let_go()
 
     def _let_go(self) -> asyncio.Future[None]:
@@ -378,6 +390,7 @@ class DurableQueue:
 
     async def _shut(self) -> None:
         self._leasing.close()
+        self._compactor.close()
         self._admission.close()
         try:
             await self._graveyard.close()
@@ -389,9 +402,14 @@ class DurableQueue:
         if closing.cancelled():
             # Perhaps before it had begun: the directory is given back in any case, and nobody waits any longer.
             self._leasing.close()
+            self._compactor.close()
             self._admission.close()
             self._pump.abandon()
             self._let_go()
+
+    def _after_round(self) -> None:
+        self._leasing.serve()
+        self._compactor.look()
 
     def _forget_files(self, numbers: list[int]) -> None:
         self._reading.submit(self._loader.forget, numbers, done=_nothing)
@@ -537,12 +555,14 @@ class DurableQueue:
         self._leasing.hurry()
 
     def compact(self) -> None:
-        """Give back the room of the newest segment with the next round, if all of its records are settled.
+        """Give back the room of settled records soon, instead of when it is needed or the queue has nothing to do.
 
-        Older segments are deleted by themselves when they are.
+        The newest segment is emptied with the next round, if all of its records are settled. Of older segments, which
+        are deleted by themselves when all of theirs are, those that hold little else are written anew without them.
         """
         self._check()
         self._pump.compact()
+        self._compactor.press()
 
     def _open_dead(self) -> DurableQueue:
         self._check()

@@ -34,6 +34,8 @@ class Counters:
     hint_writes: int = 0
     damaged: int = 0
     unreadable: int = 0
+    compactions: int = 0
+    compacted_bytes: int = 0
     rounds: int = 0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -76,6 +78,7 @@ class DurableStats:
         spilled: frames that left the memory for the disk, to be read again.
         damaged: records that could not be delivered because their bytes are wrong.
         unreadable: records that could not be read in this run; they stay on the disk for the next.
+        compactions: segments written anew without their settled records; compacted_bytes: the room that this gave back.
         rounds: rounds of the writer.
         seconds: where the writer's time goes: `write`, `sync`, `hints`.
 
@@ -123,6 +126,8 @@ class DurableStats:
     spilled: int
     damaged: int
     unreadable: int
+    compactions: int
+    compacted_bytes: int
     rounds: int
     seconds: Mapping[str, float]
 
@@ -172,6 +177,8 @@ def snapshot(state: QueueState) -> DurableStats:
         spilled=state.backlog.spilled,
         damaged=counters.damaged,
         unreadable=counters.unreadable,
+        compactions=counters.compactions,
+        compacted_bytes=counters.compacted_bytes,
         rounds=counters.rounds,
         seconds=dict(counters.seconds),
     )

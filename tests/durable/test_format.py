@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from batchqueue_async.durable.disk import acklog, compression
 from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.durable.disk.acklog import Entry
-from batchqueue_async.durable.state.ranges import RangeSet
+from batchqueue_async.durable.state.ranges import RangeMap, RangeSet
 from batchqueue_async.durable.state.table import Segment, merge_attempts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "durable"
@@ -207,8 +207,8 @@ def test_attempts_are_the_highest_of_each_record(entries, settled):
         number: times for number, times in expected.items() if times
     }
     entry = Segment(HEADER._replace(first_seq=0), 128)
-    entry.attempts = merged
-    parts = list(entry.attempts_in(3, 40))
+    entry.attempts = RangeMap(merged)
+    parts = list(entry.attempts.within(3, 40))
     assert [part[0] for part in parts] == [3, *[part[1] for part in parts[:-1]]]
     assert parts[-1][1] == 40
     for low, high, times in parts:

@@ -51,8 +51,11 @@ MORE = 1
 """Flag of a frame of an atomic put: its records go on in the next frame."""
 CONTINUED = 2
 """Flag of a frame of an atomic put: its records began in an earlier frame."""
+SPARSE = 4
+"""Flag of a frame that compaction wrote: the numbers missing before it were settled, and their records left out."""
 
 _SYNCED = 1
+_COMPACTED = 2
 
 
 class SegmentHeader(NamedTuple):
@@ -109,6 +112,7 @@ class SegmentFooter(NamedTuple):
     newest_ns: int
     data_end: int
     synced: bool
+    compacted: bool = False
 
 
 class DecodedFrame(NamedTuple):
@@ -224,6 +228,13 @@ def decode_frame_header(data: bytes | memoryview, start: int, marker: bytes, off
     return header if sane else None
 
 
+def decode_frame_sizes(header: FrameHeader, table: bytes | memoryview) -> tuple[int, ...] | None:
+    """The lengths of the payloads of the frame with this table; None when the table is damaged."""
+    if len(table) != TABLE_ROW * header.records or crc32(table) != header.table_crc:
+        return None
+    return struct.unpack(f"<{2 * header.records}I", table)[::2]
+
+
 def decode_frame_body(header: FrameHeader, data: memoryview) -> DecodedFrame | None:
     """The payloads of the frame whose table and body are `data`; None when the table or a packed body is damaged."""
     split = TABLE_ROW * header.records
@@ -253,7 +264,8 @@ def decode_frame_body(header: FrameHeader, data: memoryview) -> DecodedFrame | N
 def encode_footer(footer: SegmentFooter, header: SegmentHeader) -> bytes:
     """The end of a sealed segment: what it holds, and the header once more, far from the other copies."""
     values = tuple(footer[:8])
-    blank = _FOOTER.pack(FOOTER_MAGIC, 0, _SYNCED if footer.synced else 0, 0, *values)
+    flags = (_SYNCED if footer.synced else 0) | (_COMPACTED if footer.compacted else 0)
+    blank = _FOOTER.pack(FOOTER_MAGIC, 0, flags, 0, *values)
     crc = crc32(_OFFSET.pack(footer.data_end), crc32(blank[12:], crc32(header.marker)))
     data = blank[:8] + struct.pack("<I", crc) + blank[12:]
     return data if header.version == 1 else data + _header_copy(header)
@@ -267,6 +279,6 @@ def decode_footer(data: bytes, marker: bytes, offset: int) -> SegmentFooter | No
     fields = _FOOTER.unpack(data)
     if fields[1] != crc32(_OFFSET.pack(offset), crc32(data[12:], crc32(marker))):
         return None
-    footer = SegmentFooter._make((*fields[4:], bool(fields[2] & _SYNCED)))
+    footer = SegmentFooter._make((*fields[4:], bool(fields[2] & _SYNCED), bool(fields[2] & _COMPACTED)))
     sane = footer.data_end == offset and footer.records <= footer.next_seq - footer.first_seq
     return footer if sane else None

@@ -21,6 +21,7 @@ from batchqueue_async.durable.disk import acklog, quarantine, segment
 from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.durable.disk.checksum import crc32
 from batchqueue_async.durable.disk.scan import scan
+from batchqueue_async.durable.state.ranges import RangeMap
 from batchqueue_async.durable.state.table import Segment, merge_attempts
 from batchqueue_async.errors import CorruptionError, DurableQueueError
 
@@ -147,6 +148,9 @@ class Surveyor:
             else:
                 self._reject(number, header, newest=number == found[-1])
         self._supersede(segments)
+        for name in sorted(name for name in names if segment.is_unfinished(name)):
+            words = f"remove {name}: it was to take another's place, and was cut short"
+            self._do(words, self._files.unlink, self._directory / name)
         self._stray_hints(names, {entry.number for entry in segments})
         next_seq = max((entry.end for entry in segments), default=1)
         aside = self._files.names(self._directory / QUARANTINE)
@@ -281,6 +285,7 @@ class Surveyor:
         entry.newest_ns = footer.newest_ns
         hint = self._hint(entry)
         self._adopt(entry, hint)
+        entry.arm_compaction(footer.records)
         if footer.data_end == header.data_start:
             # Emptied when all of it was settled: it is there for its numbers.
             entry.settled.add(entry.first, entry.end)
@@ -288,13 +293,16 @@ class Surveyor:
         if not footer.synced:
             entry.proven = hint.synced_seq
         missing = footer.next_seq - footer.first_seq - footer.records
-        if hint.lost.count < missing:
+        if (hint.settled if footer.compacted else hint.lost).count < missing:
             # It was sealed with damage inside, and the hint that says where is gone: look once more, and write it anew.
             proof = footer.next_seq if footer.synced else hint.synced_seq
             found = scan(self._files, descriptor, header, footer.data_end, proof)
             self._scanned += 1
-            found.lost.add(found.next_seq, footer.next_seq)
+            (found.left_out if footer.compacted and not found.damage else found.lost).add(
+                found.next_seq, footer.next_seq
+            )
             if not found.unreadable:
+                self._leave_out(entry, found.left_out)
                 self._lose(entry, found.lost)
         return entry
 
@@ -321,9 +329,13 @@ class Surveyor:
                 entry.number,
                 gap,
             )
-        self._damaged += found.lost.count - found.torn
+        self._leave_out(entry, found.left_out)
+        # In a compacted segment, what is missing behind damage may as well have been left out as settled.
+        lost = _unsettled(entry, found.lost) if found.left_out.count else found.lost.count
+        self._damaged += max(0, lost - found.torn)
         self._torn_records += found.torn
         self._lose(entry, found.lost)
+        entry.arm_compaction(found.records)
         self._torn += size - found.data_end
         oldest = found.times[0] if found.times else header.created_ns
         footer = fmt.SegmentFooter(
@@ -336,6 +348,7 @@ class Surveyor:
             entry.newest_ns,
             data_end=found.data_end,
             synced=True,
+            compacted=found.left_out.count > 0,
         )
         words = f"seal {segment.segment_name(entry.number)} at {found.data_end}"
         if size > found.data_end:
@@ -365,7 +378,13 @@ class Surveyor:
     @staticmethod
     def _adopt(entry: Segment, hint: acklog.Hint) -> None:
         entry.settled, entry.lost = hint.settled, hint.lost
-        entry.attempts = merge_attempts(hint.attempts, hint.settled)
+        entry.attempts = RangeMap(merge_attempts(hint.attempts, hint.settled))
+
+    @staticmethod
+    def _leave_out(entry: Segment, settled: RangeSet) -> None:
+        # What compaction has left out was settled, whatever the hint still knows.
+        for low, high in settled:
+            entry.settle(acklog.ACKED, low, high)
 
     @staticmethod
     def _lose(entry: Segment, lost: RangeSet) -> None:
@@ -445,6 +464,11 @@ def parse_identity(data: bytes) -> bytes | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return queue_id if right and len(queue_id) == len(uuid.UUID(int=0).bytes) else None
+
+
+def _unsettled(entry: Segment, ranges: RangeSet) -> int:
+    """How many of these are not settled."""
+    return sum(stop - start for low, high in ranges for start, stop in entry.settled.missing(low, high))
 
 
 def _unopened(path: Path, error: OSError) -> DurableQueueError:

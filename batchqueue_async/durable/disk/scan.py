@@ -23,6 +23,7 @@ class Scan:
     frames: int = 0
     times: list[int] = field(default_factory=list[int])
     lost: RangeSet = field(default_factory=RangeSet)
+    left_out: RangeSet = field(default_factory=RangeSet)
     damage: list[segment.Gap] = field(default_factory=list[segment.Gap])
     unreadable: list[segment.Gap] = field(default_factory=list[segment.Gap])
     torn: int = 0
@@ -44,10 +45,12 @@ def scan(  # noqa: C901, PLR0912 - one pass, in which each rule of the specifica
             continue
         if pending is not None:
             found.damage.append(pending)
-            pending = None
         frame = item.header
         if frame.first_seq > found.next_seq:
-            found.lost.add(found.next_seq, frame.first_seq)
+            # Behind bytes that are no frame, nobody can say what was in them.
+            settled = frame.flags & fmt.SPARSE and pending is None
+            (found.left_out if settled else found.lost).add(found.next_seq, frame.first_seq)
+        pending = None
         proof = max(proof, frame.synced_seq)
         last = frame.first_seq + frame.records
         bad = _bad_records(item)
@@ -84,7 +87,7 @@ def scan(  # noqa: C901, PLR0912 - one pass, in which each rule of the specifica
     # The same of the last puts that were written together: what was not known to be durable was torn, not damaged.
     found.torn += sum(count for first, count in groups if first >= proof)
     found.unreadable = walk.unreadable
-    found.records = found.next_seq - header.first_seq - found.lost.count
+    found.records = found.next_seq - header.first_seq - found.lost.count - found.left_out.count
     return found
 
 

@@ -27,6 +27,8 @@ CHUNK = 1 << 20
 LAST_NUMBER = 10**15 - 1
 _NAME = re.compile(r"seg-([0-9]{12,15})\.bqs")
 _HINT_NAME = re.compile(r"seg-([0-9]{12,15})\.ack")
+# A file that takes another's place when it is whole: a segment being compacted, a hint written anew.
+_UNFINISHED = re.compile(r"seg-[0-9]{12,15}\.(new|ack\.tmp|bqs\.tmp)")
 _BLOCK = 512
 
 
@@ -40,6 +42,16 @@ def hint_name(number: int) -> str:
     return f"seg-{number:012d}.ack"
 
 
+def rewrite_name(number: int) -> str:
+    """The name under which a segment is written anew, until it takes the old one's place."""
+    return f"seg-{number:012d}.new"
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file was on its way to take another's place: it holds nothing that is not elsewhere."""
+    return _UNFINISHED.fullmatch(name) is not None
+
+
 def numbers(names: list[str], *, hints: bool = False) -> list[int]:
     """The segment numbers (or those of the hints) among file names, rising; other names are not ours."""
     pattern = _HINT_NAME if hints else _NAME
@@ -50,7 +62,8 @@ def numbers(names: list[str], *, hints: bool = False) -> list[int]:
 
 def is_stray(name: str) -> bool:
     """Whether a name looks like a segment's or an acknowledgement file's, and is none that this library gives."""
-    return name.startswith("seg-") and not numbers([name]) and not numbers([name], hints=True)
+    ours = numbers([name]) or numbers([name], hints=True) or is_unfinished(name)
+    return name.startswith("seg-") and not ours
 
 
 class Found(NamedTuple):
@@ -133,8 +146,10 @@ class Walk:
         end: int,
         next_seq: int = 0,
         bodies: bool = True,
+        chunk: int = CHUNK,
     ) -> None:
         self._files = files
+        self._chunk = chunk
         self._descriptor = descriptor
         self._marker = marker
         self.end = end
@@ -198,7 +213,7 @@ class Walk:
             self._load(position, size)
 
     def _load(self, position: int, size: int) -> None:
-        wanted = min(max(size, CHUNK), self.end - position)
+        wanted = min(max(size, self._chunk), self.end - position)
         try:
             self._buffer = self._files.read(self._descriptor, wanted, position)
         except OSError as error:

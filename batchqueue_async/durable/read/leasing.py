@@ -314,9 +314,8 @@ class LeaseManager:
         run = state.backlog.peek()
         if run is not None and run.frame.payloads is None:
             self._reading = True
-            number, offset = state.place(run.frame)
-            frame = run.frame
-            fetch = (number, state.segments[number].marker, (offset, offset + frame.stored), frame.first, 1 << 62)
+            number, start, end = state.place(run.frame)
+            fetch = (number, state.segments[number].marker, (start, end), run.frame.first, 1 << 62)
             self._submit(
                 number,
                 self._loader.load,
@@ -357,7 +356,8 @@ class LeaseManager:
 
         def landed(result: Any, error: BaseException | None) -> None:
             entry = state.segments.get(number)
-            if self._pump().busy and not self._closed and entry is not None and not entry.closed:
+            moving = entry is not None and (entry.swapping or not entry.closed)
+            if self._pump().busy and not self._closed and moving:
                 # The round under way may have moved what was looked for: what is missing counts when that is known.
                 self._pump().after_round(lambda: landed(result, error))
             else:

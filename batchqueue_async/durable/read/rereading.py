@@ -62,14 +62,14 @@ class Rereading:
             for low, high in [*entry.settled, *((frame.first + at, frame.first + at + 1) for at in sorted(unread))]:
                 gone.add(low, high)
         for low, high in gone.missing(first, stop):
-            for start, end, times in entry.attempts_in(low, high):
+            for start, end, times in entry.attempts.within(low, high):
                 yield Run(start, frame, start - frame.first, end - frame.first, times)
 
     def refetched(self, run: Run, frame: Frame, damaged: list[int]) -> None:
         """The payloads of a run that waits to be delivered again are back in memory, but for the damaged ones."""
         state = self._state
-        number, offset = state.place(run.frame)
-        frame.segment, frame.offset = number, offset
+        number, frame.offset, end = state.place(run.frame)
+        frame.segment, frame.stored = number, end - frame.offset
         state.backlog.fetched(run, frame)
         if damaged:
             entry = state.segments[number]

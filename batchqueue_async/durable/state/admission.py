@@ -10,6 +10,7 @@ from batchqueue_async.durable.state.dropping import Eviction
 from batchqueue_async.errors import DiskFullError, QueueClosedError, RecordTooLargeError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from batchqueue_async.durable.state.queue_state import QueueState
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 class Admission:
     """The door of one queue: first come, first served."""
 
-    def __init__(self, state: QueueState, pump: GroupCommit, path: Path) -> None:
+    def __init__(self, state: QueueState, pump: GroupCommit, path: Path, *, on_full: Callable[[], bool]) -> None:
         self._state = state
         self._config = config = state.config
         self._pump = pump
         self._path = path
         self._dropper = Eviction(state)
+        # Asks for the room of settled records inside old segments; whether that may give any.
+        self._on_full = on_full
         self._turn = asyncio.Lock()
         self._closed = False
         pump.guards += bool(config.max_records is not None or config.max_bytes is not None or config.min_free_bytes)
@@ -69,6 +72,8 @@ class Admission:
             return True
         self._count_full(reason)
         self._pump.look()
+        if reason != "max_records":
+            self._on_full()
         if config.overflow == "reject":
             raise self._no_room(reason, records, size)
         self._state.counters.dropped["newest"] += records
@@ -81,7 +86,9 @@ class Admission:
             if not counted:
                 counted = True
                 self._count_full(reason)
-            if self._config.overflow == "drop_oldest" and reason != "disk_full":
+            if reason != "max_records" and self._on_full():
+                pass
+            elif self._config.overflow == "drop_oldest" and reason != "disk_full":
                 if self._dropper.drop_oldest(reason, records, size):
                     self._pump.touch()
                     if self._reason(records, size) is None:

@@ -291,6 +291,33 @@ class Backlog:
             if frame.segment == source and frame.offset >= offset:
                 frame.segment, frame.offset = target, frame.offset + shift
 
+    def front(self) -> int | None:
+        """The segment of the oldest records that nobody has leased yet; None when it isn't the oldest that go first."""
+        if self._newest_first:
+            return None
+        if self.window:
+            return self.window[0].frame.segment
+        return self.extents[0].segment if self.extents else 1 << 62
+
+    def compacted(self, number: int, span: Callable[[int, int], tuple[int, int]]) -> None:
+        """The frames of a segment are elsewhere in it now, and some of them smaller: `span` says where."""
+        extents: deque[Extent] = deque()
+        for extent in self.extents:
+            if extent.segment != number:
+                extents.append(extent)
+                continue
+            place = span(extent.floor, extent.stop)
+            if place[0] < place[1]:
+                there = Extent(number, place, (extent.first, extent.stop), extent.newest_ns)
+                there.floor = extent.floor
+                extents.append(there)
+        self.extents = extents
+        for frame in {id(run.frame): run.frame for run in self.window}.values():
+            # As in `relocate`.
+            if frame.segment == number:
+                start, end = span(frame.first, frame.first + frame.count)
+                frame.offset, frame.stored = start, end - start
+
     # Records are dropped
 
     def drop_where(self, wanted: Callable[[Run], bool]) -> list[Run]:

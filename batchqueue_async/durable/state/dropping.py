@@ -87,10 +87,9 @@ class Eviction:
         A segment with a leased record stays whatever else of it is dropped, so nothing of it is.
         """
         state = self._state
-        leased = state.leased_segments()
         for number in sorted(state.segments):
             entry = state.segments[number]
-            if entry.unsettled and number not in leased and not entry.unreadable:
+            if entry.unsettled and not entry.leased and not entry.unreadable:
                 self._drop_all_of(number)
                 return True
         return False

@@ -6,6 +6,7 @@ do. Time comes in as arguments.
 
 from __future__ import annotations
 
+import math
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.durable.disk.acklog import Entry
 from batchqueue_async.durable.state.backlog import Backlog, Extent, run_bytes
 from batchqueue_async.durable.state.frame import EPOCH_NS
+from batchqueue_async.durable.state.ranges import RangeMap
 from batchqueue_async.durable.state.table import Segment
 from batchqueue_async.durable.stats import Counters
 from batchqueue_async.durable.write.writer import HintWrite, Outcome
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from batchqueue_async.durable.config import DurableConfig
+    from batchqueue_async.durable.disk.compaction import Compacted
     from batchqueue_async.durable.disk.recovery import Survey
     from batchqueue_async.durable.state.frame import Frame, Run
     from batchqueue_async.durable.write.pending import WriteBuffer
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 _NS = 1_000_000_000
 _COMPACT = 64 * 1024
 _COMPACT_RATIO = 4
+# A hint is rewritten when it is larger than this part of a segment: under a small `max_bytes`, hints are small as well.
+_HINT_SHARE = 32
 
 
 class QueueState:
@@ -58,8 +63,11 @@ class QueueState:
         self.leased = 0
         self.delayed: list[tuple[float, Run]] = []
         self.emptied = {entry.number for entry in found.segments if not entry.unsettled}
+        self.sparse: set[int] = set()
         for entry in found.segments:
             entry.fresh_hint = entry.hint_bytes > 0
+            if entry.sparse:
+                self.sparse.add(entry.number)
             if entry.unsettled:
                 extent = Extent(
                     entry.number, (entry.header.data_start, entry.data_end), (entry.first, entry.end), entry.newest_ns
@@ -118,10 +126,6 @@ class QueueState:
             total += max(0, newest.data_end - newest.header.data_start)
         return total
 
-    def leased_segments(self) -> set[int]:
-        """The segments of which records are out on a lease."""
-        return {self.place(run.frame)[0] for run in self.outstanding()}
-
     def fixed_bytes(self) -> int:
         """What stays on the disk when every record is settled: other files, and one segment without frames."""
         segments = sum(entry.size + entry.hint_bytes for entry in self.segments.values() if not entry.deleted)
@@ -139,12 +143,19 @@ class QueueState:
 
     # The writer
 
-    def place(self, frame: Frame) -> tuple[int, int]:
-        """The segment and offset where a frame is now."""
+    def place(self, frame: Frame) -> tuple[int, int, int]:
+        """The segment where a frame is now, and the offsets between which what is unsettled of it lies."""
         number, offset = frame.segment, frame.offset
         while (moved := self.segments[number].moved) is not None and offset >= moved[0]:
             number, offset = moved[1], offset + moved[2]
-        return number, offset
+        entry = self.segments[number]
+        if entry.index is not None:
+            return number, *entry.span(frame.first, frame.first + frame.count)
+        return number, offset, offset + frame.stored
+
+    def relocating(self, number: int) -> bool:
+        """Whether places in this segment are looked up through it elsewhere, or may come to be."""
+        return self.segments[number].moved is not None
 
     def assign(self, frames: Iterable[Frame]) -> None:
         """Give frames their sequence numbers; `applied` makes those of the written ones final."""
@@ -170,8 +181,12 @@ class QueueState:
         for frame in done:
             self._written(frame)
         for number, _, _ in outcome.closed:
-            if not self.segments[number].unsettled:
+            entry = self.segments[number]
+            entry.arm_compaction(entry.end - entry.first)
+            if not entry.unsettled:
                 self.emptied.add(number)
+            elif entry.sparse:
+                self.sparse.add(number)
         if outcome.proven is not None:
             self._note(
                 self.segments[outcome.proven[0]],
@@ -199,7 +214,7 @@ class QueueState:
             self._move(moved.source, moved.offset, moved.first_seq, moved.target, moved.shift)
 
     def _written(self, frame: Frame) -> None:
-        frame.segment, frame.offset = self.place(frame)
+        frame.segment, frame.offset, _ = self.place(frame)
         entry = self.segments[frame.segment]
         entry.end = self.next_seq = frame.first + frame.count
         entry.data_end = max(entry.data_end, frame.offset + frame.stored)
@@ -223,7 +238,9 @@ class QueueState:
             new.end = max(new.end, old.end)
             new.data_end = max(new.data_end, old.data_end + shift)
             new.settled, old.end = old.settled.split(first_seq), first_seq
-            new.attempts = [entry for entry in old.attempts if entry[1] > first_seq]
+            new.attempts = RangeMap(entry for entry in old.attempts if entry[1] > first_seq)
+            new.leased = sum(run.high - run.low for run in self.outstanding() if first_seq <= run.seq < new.end)
+            old.leased -= new.leased
             self._resize(new, max(new.size, new.data_end))
         old.data_end = min(old.data_end, offset)
         new.newest_ns = max(new.newest_ns, old.newest_ns)
@@ -272,7 +289,39 @@ class QueueState:
                 entry.deleted = True
                 self.disk_bytes -= entry.size + entry.hint_bytes
                 self.touched.discard(number)
+                self.sparse.discard(number)
         return gone
+
+    # Compaction
+
+    def swap(self, number: int) -> HintWrite | None:
+        """The hint to write before a finished copy takes the segment's place; None when the segment has gone."""
+        entry = self.segments.get(number)
+        if entry is None or entry.deleted or not entry.unsettled:
+            return None
+        entry.swapping = True
+        return self._hint(entry, anew=True)
+
+    def unswapped(self, number: int) -> None:
+        """The copy could not take the segment's place: it is as it was, and its hint is written anew."""
+        entry = self.segments.get(number)
+        if entry is not None:
+            entry.swapping = False
+            entry.fresh_hint = True
+            self.touched.add(number)
+
+    def compacted(self, result: Compacted) -> None:
+        """The copy has taken the segment's place."""
+        entry = self.segments[result.number]
+        self.moves += 1
+        self.counters.compactions += 1
+        self.counters.compacted_bytes += entry.size - result.size
+        entry.swapping = False
+        entry.index = (result.firsts, result.offsets)
+        entry.data_end = result.data_end
+        self._resize(entry, result.size)
+        entry.arm_compaction(entry.unsettled)
+        self.backlog.compacted(entry.number, entry.span)
 
     def forget(self, numbers: list[int]) -> None:
         """Segments that are deleted from the disk."""
@@ -295,12 +344,17 @@ class QueueState:
     def hints(self) -> list[HintWrite]:
         """What to write beside the segments now."""
         writes: list[HintWrite] = []
+        floor = min(_COMPACT, self.config.rotate_bytes // _HINT_SHARE)
+        # Where the reserve of `max_bytes` is half used up, a hint is as small as it can be.
+        reserve = (self.config.max_bytes or 0) - min(self.config.usable_bytes, 1 << 62)
+        ratio = 1 if 2 * self._spare_bytes() < reserve else _COMPACT_RATIO
         for number in sorted(self.touched):
             entry = self.segments.get(number)
             if entry is None or entry.deleted or not (entry.pending or entry.fresh_hint):
                 continue
-            compact = acklog.HEADER + acklog.ENTRY + 8 * len(entry.settled)
-            anew = entry.fresh_hint or entry.hint_bytes > max(_COMPACT, _COMPACT_RATIO * compact)
+            least = max(entry.hint_anew, acklog.HEADER + acklog.ENTRY + 8 * len(entry.settled))
+            size = entry.hint_bytes + acklog.ENTRY * len(entry.pending)
+            anew = entry.fresh_hint or size > max(floor, ratio * least) or self._spare_bytes() < size - entry.hint_bytes
             writes.append(self._hint(entry, anew=anew))
         self.touched.clear()
         self.counters.hint_writes += len(writes)
@@ -311,8 +365,13 @@ class QueueState:
             losses = [Entry(acklog.LOST, low, high) for low, high in entry.lost]
             data = acklog.encode_header(entry.number, entry.marker)
             data += acklog.encode_snapshot(entry.settled, entry.first, entry.marker)
-            data += acklog.encode_entries([*losses, *self._attempts(entry)], entry.first, entry.marker)
-            size = len(data)
+            data += acklog.encode_entries(losses, entry.first, entry.marker)
+            attempts = acklog.encode_entries(self._attempts(entry), entry.first, entry.marker)
+            grown = len(data) + len(attempts) - entry.hint_bytes
+            if self.config.max_attempts is not None or grown <= self._spare_bytes():
+                # Else there is no room for them: how often a record was leased counts from here on.
+                data += attempts
+            entry.hint_anew = size = len(data)
         else:
             data = acklog.encode_entries(entry.pending, entry.first, entry.marker)
             size = (entry.hint_bytes or acklog.HEADER) + len(data)
@@ -322,12 +381,16 @@ class QueueState:
         entry.hint_bytes = size
         return HintWrite(entry.number, entry.marker, data, anew)
 
+    def _spare_bytes(self) -> float:
+        """What is left of all that the directory may take."""
+        most = self.config.max_bytes
+        return math.inf if most is None else most - self.disk_bytes - self.extra_bytes
+
     def _attempts(self, entry: Segment) -> Iterable[Entry]:
-        for low, high, times in entry.attempts:
-            yield Entry(acklog.LEASED, low, high, times)
-        for run in [*self.outstanding(), *self.backlog.runs(), *(run for _, run in self.delayed)]:
-            if run.attempts and self.place(run.frame)[0] == entry.number:
-                yield Entry(acklog.LEASED, run.seq, run.end, run.attempts)
+        for low, high in entry.settled.missing(entry.first, entry.end):
+            for start, stop, times in entry.attempts.within(low, high):
+                if times:
+                    yield Entry(acklog.LEASED, start, stop, times)
 
     def outstanding(self) -> Iterable[Run]:
         """The runs that are leased; the leasing half of the shell says so."""
@@ -357,8 +420,22 @@ class QueueState:
 
     def _note_leases(self, leased: list[Run]) -> None:
         for run in leased:
-            self.leased += run.high - run.low
-            self._note(self.segments[self.place(run.frame)[0]], Entry(acklog.LEASED, run.seq, run.end, run.attempts))
+            entry = self.segments[self.place(run.frame)[0]]
+            self._lease(entry, run, 1)
+            entry.attempts.put(run.seq, run.end, run.attempts)
+            self._note(entry, Entry(acklog.LEASED, run.seq, run.end, run.attempts))
+
+    def _lease(self, entry: Segment, run: Run, sign: int) -> None:
+        """A run is out on a lease now (1), or back (-1)."""
+        self.leased += sign * (run.high - run.low)
+        entry.leased += sign * (run.high - run.low)
+
+    def _come_back(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            entry = self.segments[self.place(run.frame)[0]]
+            self._lease(entry, run, -1)
+            # Fewer than were noted, if this lease was no attempt.
+            entry.attempts.put(run.seq, run.end, run.attempts)
 
     def drop(self, runs: list[Run], reason: str) -> int:
         """Records go for this reason; how many."""
@@ -399,7 +476,7 @@ class QueueState:
         count = sum(run.high - run.low for run in runs)
         self.counters.retries += count
         self.counters.retry_failures[reason] += count
-        self.leased -= count
+        self._come_back(runs)
         if due is None:
             self._ready(runs)
         else:
@@ -409,8 +486,9 @@ class QueueState:
 
     def undo(self, runs: list[Run]) -> None:
         """A lease that never reached its caller: its records are as they were."""
-        self.leased -= sum(run.high - run.low for run in runs)
-        self._ready([run._replace(attempts=run.attempts - 1) for run in runs])
+        back = [run._replace(attempts=run.attempts - 1) for run in runs]
+        self._come_back(back)
+        self._ready(back)
 
     def wake_delayed(self, now: float) -> bool:
         """Make the records ready whose delay is over; whether there were any."""
@@ -427,7 +505,7 @@ class QueueState:
 
     def _unlease(self, runs: list[Run]) -> None:
         for run in runs:
-            self.leased -= run.high - run.low
+            self._lease(self.segments[self.place(run.frame)[0]], run, -1)
         if self.gate is not None:
             self.backlog.give_back(self.gate.release(runs))
 
@@ -443,8 +521,11 @@ class QueueState:
         new = entry.settle(kind, low, high)
         self.records -= new
         self.touched.add(entry.number)
-        if entry.closed and not entry.unsettled:
-            self.emptied.add(entry.number)
+        if entry.closed:
+            if not entry.unsettled:
+                self.emptied.add(entry.number)
+            elif entry.settled.count >= entry.sparse_at:
+                self.sparse.add(entry.number)
         return new
 
     def _note(self, entry: Segment, what: Entry) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable.disk.acklog import LEASED, LOST, Entry
-from batchqueue_async.durable.state.ranges import RangeSet
+from batchqueue_async.durable.state.ranges import RangeMap, RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from batchqueue_async.durable.disk.format import SegmentHeader
 
@@ -25,7 +27,11 @@ class Segment:
         "first",
         "fresh_hint",
         "header",
+        "held",
+        "hint_anew",
         "hint_bytes",
+        "index",
+        "leased",
         "lost",
         "marker",
         "moved",
@@ -35,6 +41,8 @@ class Segment:
         "proven",
         "settled",
         "size",
+        "sparse_at",
+        "swapping",
         "unreadable",
     )
 
@@ -51,18 +59,47 @@ class Segment:
         self.unreadable = False
         self.settled = RangeSet()
         self.lost = RangeSet()
-        self.attempts: list[tuple[int, int, int]] = []
+        # How often each record was leased; kept up with every lease, and as true for records that are settled by now.
+        self.attempts = RangeMap()
+        self.leased = 0
         self.pending: list[Entry] = []
         # Records below this were durable, or have not met a crash since: an atomic frame of theirs can't be torn.
         self.proven = 1 << 63
         self.hint_bytes = 0
+        # How large the hint was when it was last written anew.
+        self.hint_anew = 0
         self.fresh_hint = False
         self.moved: tuple[int, int, int] | None = None
+        # How many records its file holds, and how many have to be settled before compaction looks at it.
+        self.held = 0
+        self.sparse_at = 1 << 63
+        # A compacted segment: where each frame begins, by its first number. Places from before are looked up by number.
+        self.index: tuple[array[int], array[int]] | None = None
+        self.swapping = False
 
     @property
     def unsettled(self) -> int:
         """How many of its records are still owed to a consumer."""
         return self.end - self.first - self.settled.count
+
+    def arm_compaction(self, held: int) -> None:
+        """It holds so many records, and no longer grows: it is looked at when a third of them at most is unsettled."""
+        self.held = held
+        self.sparse_at = self.end - self.first - held // 3
+
+    @property
+    def sparse(self) -> bool:
+        """Whether so little of it is unsettled that compaction may be worth it."""
+        return self.settled.count >= self.sparse_at
+
+    def span(self, low: int, high: int) -> tuple[int, int]:
+        """Where the frames with the numbers [low, high) are in a compacted segment."""
+        firsts, offsets = self.index or (array("Q"), array("Q"))
+        start, stop = bisect_left(firsts, low), bisect_left(firsts, high)
+        return (
+            offsets[start] if start < len(offsets) else self.data_end,
+            offsets[stop] if stop < len(offsets) else self.data_end,
+        )
 
     def settle(self, kind: int, low: int, high: int) -> int:
         """Mark [low, high) as done for this reason, in memory and for the hint; how many of them were not."""
@@ -80,21 +117,6 @@ class Segment:
             pending[-1] = Entry(entry.kind, last.low, entry.high, entry.attempts)
         else:
             pending.append(entry)
-
-    def attempts_in(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-        """[low, high) in parts, with how often each was leased in earlier runs of the program."""
-        for start, stop, times in self.attempts:
-            if stop <= low:
-                continue
-            if start >= high:
-                break
-            if start > low:
-                yield low, start, 0
-                low = start
-            yield low, min(stop, high), times
-            low = min(stop, high)
-        if low < high:
-            yield low, high, 0
 
 
 def merge_attempts(entries: Iterable[Entry], settled: RangeSet) -> list[tuple[int, int, int]]:

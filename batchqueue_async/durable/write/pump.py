@@ -12,7 +12,7 @@ from batchqueue_async._support import log
 from batchqueue_async.durable.disk.files import NO_ROOM
 from batchqueue_async.durable.state.dropping import Eviction
 from batchqueue_async.durable.state.frame import ALWAYS, INTERVAL, Frame
-from batchqueue_async.durable.write.writer import Outcome, Round, Writer
+from batchqueue_async.durable.write.writer import HintWrite, Outcome, Round, Writer
 from batchqueue_async.errors import BatchQueueError, DiskFullError, DurableQueueError, QueueClosedError
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class GroupCommit:
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._note_waiters: list[asyncio.Future[None]] = []
         self._after_this: list[Callable[[], None]] = []
+        self._swaps: dict[int, Callable[[bool], None]] = {}
         self._ended = False
 
     def withdraw(self, future: asyncio.Future[int]) -> None:
@@ -141,9 +142,10 @@ class GroupCommit:
             self._cancel("hints")
         elif state.touched:
             self._after("hints", self._hints_due - now, self.kick)
+        work.swaps = self._take_swaps()
         work.stale, self._stale_due = self._stale_due, False
         work.sync = self._sync_due or any(frame.rank == ALWAYS for frame in work.frames)
-        wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
+        wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last or work.swaps
         if not wanted and not self._room_waiters and not self._looking:
             return
         self._sync_due = self._looking = self._compacting = False
@@ -165,6 +167,9 @@ class GroupCommit:
         for frame in state.applied(outcome):
             self._pending.settled(frame)
             self._confirm(frame)
+        for hint in work.swaps:
+            if (done := self._swaps.pop(hint.number, None)) is not None:
+                done(hint.number in outcome.swapped)
         failed = work.frames[outcome.done :]
         if outcome.error is not None or outcome.failures:
             self._report(outcome, len(failed))
@@ -174,6 +179,27 @@ class GroupCommit:
             self._short = False
             self._stall(stalled=False)
         self._after_round(outcome)
+
+    def swap(self, number: int, done: Callable[[bool], None]) -> None:
+        """With the next round, put the compacted copy of a segment in its place; `done` is told whether that went."""
+        self._swaps[number] = done
+        self.kick()
+
+    def _take_swaps(self) -> list[HintWrite]:
+        swaps: list[HintWrite] = []
+        for number, done in list(self._swaps.items()):
+            hint = self._state.swap(number)
+            if hint is None:
+                del self._swaps[number]
+                done(False)
+            else:
+                swaps.append(hint)
+        return swaps
+
+    @property
+    def starved(self) -> bool:
+        """Whether anybody waits for room, or the disk was found full."""
+        return bool(self._room_waiters) or self._stalled or self._short
 
     def _tell_readers(self) -> None:
         calls, self._after_this = self._after_this, []
@@ -206,16 +232,22 @@ class GroupCommit:
             self._wake_notes()
         self._tell_readers()
         self._wake_room()
+        self._go_on(outcome)
+        if not self.busy and not self._pending.frames:
+            waiters, self._idle_waiters = self._idle_waiters, []
+            for waiter in waiters:
+                _wake(waiter)
+
+    def _go_on(self, outcome: Outcome) -> None:
+        """Send what has gathered meanwhile."""
+        if self._swaps:
+            self.kick()
         if self._pending.frames or self._sync_due or self._note_waiters:
             if not self.stalled or "probe" not in self._timers:
                 self.kick()
         elif self._state.touched:
             # What could not be written now is tried again with the next frames, or after a while.
             self._after("hints", _PROBE if outcome.hint_errors else _HINT_DELAY, self.kick)
-        if not self.busy and not self._pending.frames:
-            waiters, self._idle_waiters = self._idle_waiters, []
-            for waiter in waiters:
-                _wake(waiter)
 
     # Time
 
@@ -387,6 +419,7 @@ class GroupCommit:
             self._full("the queue was closed while puts were blocked"),
             None,
         )
+        self._swaps.clear()
         self._stall(stalled=False)
         self._wake_room()
         await self._idle()

@@ -45,6 +45,7 @@ class Round:
         sync: every frame so far is to be durable at the end.
         stale: those of sealed segments as well, that asked for no sync when they were written.
         shrink: a settled segment to empty: its number, where its frames begin, and its footer.
+        swaps: compacted copies that take their segments' places, each after this hint is durable.
         last: seal it, and close every file.
     """
 
@@ -56,6 +57,7 @@ class Round:
     last: bool = False
     segment_bytes: int | None = None
     hints: list[HintWrite] = field(default_factory=list[HintWrite])
+    swaps: list[HintWrite] = field(default_factory=list[HintWrite])
     deletes: list[int] = field(default_factory=list[int])
 
 
@@ -91,6 +93,7 @@ class Outcome:
     hint_errors: list[int] = field(default_factory=list[int])
     kept: list[int] = field(default_factory=list[int])
     shrunk: int | None = None
+    swapped: list[int] = field(default_factory=list[int])
     free_bytes: int | None = None
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -158,8 +161,10 @@ class Writer:
         outcome.seconds["write"] = lap - clock - outcome.seconds.get("sync", 0.0)
         for hint in work.hints:
             self._write_hint(hint)
+        for hint in work.swaps:
+            self._swap(hint)
         outcome.seconds["hints"] = time.perf_counter() - lap
-        if self._watch_free or work.hints or outcome.opened or outcome.error is not None:
+        if self._watch_free or work.hints or work.swaps or outcome.opened or outcome.error is not None:
             # For the statistics alone, often enough with the hints of a busy queue.
             with suppress(Exception):
                 outcome.free_bytes = self._files.free_bytes(self._directory)
@@ -496,6 +501,24 @@ class Writer:
             self._files.truncate(path, start)
             self._outcome.shrunk = number
             self._files.append(path, footer)
+
+    def _swap(self, hint: HintWrite) -> None:
+        """Put a compacted copy in its segment's place."""
+        path = self._directory / segment.segment_name(hint.number)
+        copy = self._directory / segment.rewrite_name(hint.number)
+        self._forget_hint(hint.number)
+        try:
+            # What the copy leaves out is settled: that is known for certain before anybody can see the copy.
+            self._files.replace(self._directory / segment.hint_name(hint.number), hint.data)
+            self._files.sync_directory(self._directory)
+            self._files.rename(copy, path)
+        except Exception as error:  # noqa: BLE001 - as in `run`; the segment is as it was
+            self._outcome.failures.append(error)
+            return
+        self._outcome.swapped.append(hint.number)
+        with suppress(Exception):
+            # Not durable, the old file may come back after a crash: it holds the same records.
+            self._files.sync_directory(self._directory)
 
     def _delete(self, deletes: list[int]) -> None:
         if not deletes:
