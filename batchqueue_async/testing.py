@@ -19,15 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async.errors import BatchQueueError, PermanentError, TooLargeError
+from batchqueue_async.errors import BatchQueueError
 from batchqueue_async.fault_proxy import FaultCounts, FaultProxy
-from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult, Sink, SinkNeeds, is_concurrent, needs_of
+from batchqueue_async.sinks.conformance import SinkChecks
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Sequence
     from concurrent.futures import Executor
     from contextvars import Context
     from typing import TypeVarTuple
+
+    from batchqueue_async.sinks.base import Sink
 
     Ts = TypeVarTuple("Ts")
 
@@ -429,18 +431,38 @@ async def check_sink(
     make: Callable[[], Sink],
     *,
     record: Callable[[int], Any] = lambda number: {"id": number},
+    bad: Callable[[int], Any] | None = None,
     read: Callable[[], Awaitable[Sequence[Any]]] | None = None,
     away: Callable[[], Sink] | None = None,
+    rules: Collection[str] | None = None,
     timeout: float = 30.0,
 ) -> None:
     """Check that a sink keeps to what `sinks.base` asks of one, against a real destination.
 
+    | rule | what is checked |
+    |---|---|
+    | `shape` | its methods are there and async, `concurrent` and `needs` are what they should be |
+    | `life` | `close` before `open` and twice, `check`, and another `open` after `close` |
+    | `sends` | each record has arrived when `send` returns; the batch stays as it was; what `send` returns |
+    | `records` | a bad record is refused alone and by its place, and its neighbours arrive |
+    | `prepare` | what `prepare` makes in threads, while sends are under way, arrives |
+    | `keys` | records with keys arrive, and once where the sink says so |
+    | `overlap` | sends at once, where it is `concurrent` |
+    | `cancelling` | a cancelled send ends, and later ones arrive |
+    | `transactions` | a batch is in at its commit, once, and what was rolled back never |
+    | `staging` | what is published is in once, and what was only staged never |
+    | `away` | an outage raises what the exporter repeats |
+
+    After each of them no task may be left. A sink that does not say whether it is `concurrent` is warned of.
+
     Args:
         make: makes a sink for the destination, a new one at each call.
         record: makes a record that the destination takes, a different one for each number.
+        bad: makes a record that it refuses; without it that is not looked at.
         read: reads what has arrived, in any form in which each record is one item; without it nothing is counted.
         away: makes the same sink for a destination that is not there; without it that is not looked at.
-        timeout: seconds for each call of the sink.
+        rules: the names of the rules to check; None checks all that the sink's methods and these arguments allow.
+        timeout: seconds for each rule.
 
     Raises:
         AssertionError: it names everything that the sink does not keep to.
@@ -452,163 +474,9 @@ async def check_sink(
         ...     return sink.records
         >>> asyncio.run(check_sink(lambda: sink, read=read))
     """
-    found: list[str] = []
-    for check in (_check_shape, _check_life, _check_sends, _check_keys, _check_overlap, _check_cancelling):
-        try:
-            async with asyncio.timeout(timeout):
-                found += await check(make(), record, read)
-        except Exception as error:  # noqa: BLE001 - any error of the sink is what was found
-            found.append(f"{check.__name__.removeprefix('_check_')}: raised {type(error).__name__}: {error}")
-    if away is not None:
-        try:
-            async with asyncio.timeout(timeout):
-                found += await _check_away(away(), record)
-        except TimeoutError:
-            found.append(f"away: took longer than {timeout} s to notice that the destination is not there")
-    if found:
-        raise AssertionError(f"{type(make()).__name__} does not keep to what a sink is:\n- " + "\n- ".join(found))
-
-
-_SENT = itertools.count()
-
-
-def _made(record: Callable[[int], Any], count: int) -> list[Any]:
-    return [record(next(_SENT)) for _ in range(count)]
-
-
-async def _count(read: Callable[[], Awaitable[Sequence[Any]]] | None) -> int:
-    return 0 if read is None else len(await read())
-
-
-async def _check_shape(
-    sink: Any, record: Callable[[int], Any], read: Callable[[], Awaitable[Sequence[Any]]] | None
-) -> list[str]:
-    del record, read
-    found: list[str] = []
-    if not isinstance(sink, Sink):
-        return ["shape: it needs async open(), send(batch) and close()"]
-    if not isinstance(getattr(sink, "concurrent", False), bool):
-        found.append("shape: concurrent is not True or False")
-    if not isinstance(getattr(sink, "needs", SinkNeeds()), SinkNeeds):
-        found.append("shape: needs is not a SinkNeeds")
-    return found
-
-
-async def _check_life(
-    sink: Sink, record: Callable[[int], Any], read: Callable[[], Awaitable[Sequence[Any]]] | None
-) -> list[str]:
-    before = await _count(read)
-    await sink.close()  # as after an open that failed
-    for _ in range(2):
-        await sink.open()
-        await sink.send(_made(record, 1))
-        await sink.close()
-        await sink.close()
-    arrived = await _count(read) - before
-    return [f"life: 2 records were sent over two openings, {arrived} arrived"] if read and arrived != 2 else []  # noqa: PLR2004
-
-
-async def _check_sends(
-    sink: Sink, record: Callable[[int], Any], read: Callable[[], Awaitable[Sequence[Any]]] | None
-) -> list[str]:
-    found: list[str] = []
-    before, sent = await _count(read), 0
-    most = needs_of(sink).max_records or 50
-    await sink.open()
-    try:
-        for count in (1, min(most, 50)):
-            batch = _made(record, count)
-            copy = list(batch)
-            result: Any = await sink.send(batch)
-            if batch != copy:
-                found.append("sends: the batch that was handed over has changed")
-            if result is not None and not isinstance(result, SendResult):
-                found.append(f"sends: send returned {type(result).__name__}, not a SendResult or None")
-            elif result is not None and any(not 0 <= index < count for index in result.rejected):
-                found.append("sends: an index of rejected is not in the batch")
-            sent += count
-        if isinstance(sink, PreparingSink):
-            batch = _made(record, 1)
-            prepared = await asyncio.to_thread(sink.prepare, batch, [f"{id(sink):x}/{next(_SENT)}"])
-            await sink.send_prepared(prepared)
-            sent += 1
-    finally:
-        await sink.close()
-    arrived = await _count(read) - before
-    if read is not None and arrived != sent:
-        found.append(f"sends: {sent} records were sent, {arrived} arrived")
-    return found
-
-
-async def _check_keys(
-    sink: Sink, record: Callable[[int], Any], read: Callable[[], Awaitable[Sequence[Any]]] | None
-) -> list[str]:
-    if not isinstance(sink, KeyedSink):
-        return []
-    before = await _count(read)
-    batch = _made(record, 3)
-    keys = [f"{random.getrandbits(128):032x}/{number}" for number in range(3)]
-    await sink.open()
-    try:
-        await sink.send_keyed(batch, keys)
-        await sink.send_keyed(batch, keys)
-    finally:
-        await sink.close()
-    arrived = await _count(read) - before
-    idempotent = needs_of(sink).idempotent
-    if read is not None and (arrived < len(batch) or (idempotent and arrived != len(batch))):
-        return [f"keys: 3 records were sent twice with the same keys, {arrived} arrived"]
-    return []
-
-
-async def _check_overlap(
-    sink: Sink, record: Callable[[int], Any], read: Callable[[], Awaitable[Sequence[Any]]] | None
-) -> list[str]:
-    if not is_concurrent(sink):
-        return []
-    before = await _count(read)
-    await sink.open()
-    try:
-        await asyncio.gather(*(sink.send(_made(record, 2)) for _ in range(8)))
-    finally:
-        await sink.close()
-    arrived = await _count(read) - before
-    return [f"overlap: 16 records were sent at once, {arrived} arrived"] if read and arrived != 16 else []  # noqa: PLR2004
-
-
-async def _check_cancelling(
-    sink: Sink, record: Callable[[int], Any], read: Callable[[], Awaitable[Sequence[Any]]] | None
-) -> list[str]:
-    found: list[str] = []
-    await sink.open()
-    try:
-        for turns in range(4):
-            task = asyncio.ensure_future(sink.send(_made(record, 1)))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            answers = await asyncio.gather(task, return_exceptions=True)
-            if not (answers[0] is None or isinstance(answers[0], SendResult | asyncio.CancelledError)):
-                found.append(f"cancelling: a cancelled send raised {type(answers[0]).__name__}")
-        before = await _count(read)
-        await sink.send(_made(record, 1))
-        if read is not None and await _count(read) <= before:
-            found.append("cancelling: after cancelled sends nothing arrives any more")
-    finally:
-        await sink.close()
-    return found
-
-
-async def _check_away(sink: Sink, record: Callable[[int], Any]) -> list[str]:
-    error: BaseException | None = None
-    try:
-        await sink.open()
-        await sink.send(_made(record, 1))
-    except Exception as caught:  # noqa: BLE001 - which one it is, is the question
-        error = caught
-    await sink.close()
-    if error is None:
-        return ["away: the destination is not there, and open and send raised nothing"]
-    if isinstance(error, PermanentError | TooLargeError):
-        return [f"away: {type(error).__name__} gives records up; an outage is a RetryableError"]
-    return []
+    checks = SinkChecks(make, record=record, bad=bad, read=read, away=away, timeout=timeout)
+    await checks.run(rules)
+    if checks.found:
+        raise AssertionError(
+            f"{type(make()).__name__} does not keep to what a sink is:\n- " + "\n- ".join(checks.found)
+        )

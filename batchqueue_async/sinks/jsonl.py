@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from batchqueue_async._support import log
-from batchqueue_async.errors import ConfigError, RetryableError
+from batchqueue_async.errors import ConfigError, PermanentError, RetryableError
 from batchqueue_async.sinks._shared.files import (
     Staging,
     batch_name,
@@ -65,6 +65,7 @@ class JsonLinesSink:
         {"a":2}
     """
 
+    concurrent = False  # a file has one writer
     needs = SinkNeeds(ordering="any", concurrency=1, atomic=True)
 
     def __init__(
@@ -126,7 +127,7 @@ class JsonLinesSink:
         """Append the records.
 
         Raises:
-            PermanentError: a record has no form in JSON; nothing of the batch is written.
+            PermanentError: records have no form in JSON, its `culprits`; nothing of the batch is written.
             RetryableError: the system did not take the data, as on a full disk; the file is as before.
         """
         if self._thread is None:
@@ -153,7 +154,7 @@ class JsonLinesSink:
         self._stale = False
 
     def _append(self, batch: Sequence[Any]) -> None:
-        data = b"".join([line + b"\n" for line in lines(batch)])
+        data = b"".join([line + b"\n" for line in self._lines(batch)])
         try:
             self._find_file()
             if self.max_bytes is not None and self._size and self._size + len(data) > self.max_bytes:
@@ -163,6 +164,14 @@ class JsonLinesSink:
             raise RetryableError(
                 f"JSON lines sink {str(self.path)!r}: {error.strerror}; the batch is not in", error_type="server"
             ) from error
+
+    @staticmethod
+    def _lines(batch: Sequence[Any]) -> list[bytes]:
+        try:
+            return lines(batch)
+        except PermanentError as error:
+            error.culprits = tuple(place for place, record in enumerate(batch) if not _has_line(record))
+            raise
 
     def _find_file(self) -> None:
         """Open the file where it is closed, or where its name belongs to another file or to none."""
@@ -270,6 +279,14 @@ class JsonLinesSink:
             await thread.run(self._staging.discard, key)
         finally:
             await thread.close()
+
+
+def _has_line(record: Any) -> bool:
+    try:
+        lines([record])
+    except PermanentError:
+        return False
+    return True
 
 
 def _end_last_line(file: int, path: Path) -> int:

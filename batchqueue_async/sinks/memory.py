@@ -32,6 +32,8 @@ class MemorySink:
         opened: whether it is open.
     """
 
+    concurrent = False
+
     def __init__(self) -> None:
         self.records: list[Any] = []
         self.batches: list[list[Any]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,12 +87,14 @@ class ParquetSink:
         self._store: Any = None
         self._gathering: dict[Any, _Gathering] = {}
         self._writing: set[asyncio.Task[None]] = set()
+        self._turn: asyncio.Lock
 
     def __repr__(self) -> str:
         return f"ParquetSink({redacted(self.url)!r})"
 
     async def open(self) -> None:
         """Get ready; makes the directory, where it is one."""
+        self._turn = asyncio.Lock()
         require("pyarrow.parquet", _EXTRA)
         stores = require("obstore.store", _EXTRA)
         if "://" in self.url:
@@ -175,16 +178,25 @@ class ParquetSink:
 
     async def begin(self, key: BatchKey) -> ParquetTransaction | None:
         """Start a file for the batch, or return None: it is there already."""
-        store, name = self._open_store(), f"{batch_name(key)}.parquet"
+        name = f"{batch_name(key)}.parquet"
+        self._open_store()
+        async with AsyncExitStack() as stack:
+            await self._turn.acquire()
+            stack.callback(self._turn.release)
+            if await self._is_there(name):
+                return None
+            return ParquetTransaction(self, name, stack.pop_all())
+
+    async def _is_there(self, name: str) -> bool:
         client = require("obstore", _EXTRA)
         try:
-            await client.head_async(store, name)
+            await client.head_async(self._open_store(), name)
         except (client.exceptions.NotFoundError, FileNotFoundError):
-            return ParquetTransaction(self, name)
+            return False
         except Exception as error:
             # As in `put`.
             raise self._error(error) from error
-        return None
+        return True
 
     def _open_store(self) -> Any:
         if self._store is None:
@@ -208,9 +220,10 @@ class ParquetSink:
 class ParquetTransaction:
     """One batch on its way into a file of its own."""
 
-    def __init__(self, sink: ParquetSink, name: str) -> None:
+    def __init__(self, sink: ParquetSink, name: str, turn: AsyncExitStack) -> None:
         self._sink = sink
         self._name = name
+        self._turn = turn
         self._tables: list[Any] = []
 
     async def send(self, batch: Sequence[Any]) -> SendResult | None:
@@ -227,7 +240,9 @@ class ParquetTransaction:
         """Write the file; a batch without rows leaves one without columns, as the note that it is in."""
         tables, self._tables = self._tables, []
         await self._sink.put(self._name, tables or [require("pyarrow", _EXTRA).table({})])
+        await self._turn.aclose()
 
     async def rollback(self) -> None:
-        """Forget the records."""
+        """Forget the records; does nothing after a commit."""
         self._tables = []
+        await self._turn.aclose()

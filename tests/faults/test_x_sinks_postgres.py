@@ -215,6 +215,18 @@ async def test_x_5_the_last_record_of_a_key_wins_whatever_its_columns(postgres, 
     assert postgres.sql(f"SELECT * FROM {table} WHERE id = 3") == ["3|c|2"]
 
 
+async def test_x_5_the_last_staged_record_of_a_key_wins(postgres, make, table):
+    sink = await make(upsert_on=["id"])
+    attempt = Attempt(BatchKey(table, 1), 0, "a")
+    staged = sink.stage(attempt)
+    await staged.open()
+    for n in range(20):
+        await staged.send([{"id": number, "v": f"{n}"} for number in range(50)])
+    await staged.close()
+    assert await sink.publish(attempt.key, [attempt])
+    assert postgres.sql(f"SELECT DISTINCT v FROM {table}") == ["19"]
+
+
 async def test_x_5_an_upsert_needs_the_order_of_its_keys(make):
     needs = needs_of(await make(upsert_on=["id"]))
     assert (needs.ordering, needs.key({"id": 4, "v": 1}), needs.key({"v": 1})) == ("key", (4,), (None,))

@@ -366,6 +366,15 @@ async def test_keys_in_a_column_of_the_table(postgres, make, table):
     assert postgres.sql(f"SELECT * FROM {table} ORDER BY id") == ["1|a", "2|b", "3|c", "5|e#0", "6|e#1", "7|own"]
 
 
+async def test_a_key_column_without_keys_is_a_fault_of_the_configuration(postgres, make, table):
+    sink = make(key_column="k")
+    await sink.open()
+    with pytest.raises(bq.ConfigError, match="no keys for the column 'k'"):
+        await sink.send(ids(1))
+    await sink.send([{"id": 1, "k": "own"}])
+    assert postgres.sql(f"SELECT id, k FROM {table}") == ["1|own"]
+
+
 async def test_keys_of_another_form_need_a_column(sink):
     for key in ("abc", "/1", "q/", "q/x", "q/-1", "q/1_0", "q/²"):
         with pytest.raises(bq.PermanentError, match="key_column"):

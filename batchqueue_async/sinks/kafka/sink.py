@@ -47,7 +47,9 @@ class KafkaSink:
     """
 
     concurrent = True
-    needs = SinkNeeds(idempotent=True)
+    # The broker takes once what one producer repeats; what is sent again after a restart, or after it was confirmed, it
+    # takes again.
+    needs = SinkNeeds()
 
     def __init__(
         self,

@@ -95,7 +95,9 @@ class Staging:
     def _copying(self, source: str, names: Sequence[str]) -> str:
         on = self._table.upsert_on
         distinct = f"DISTINCT ON ({listed(on)}) " if on else ""
-        selected = f"SELECT {distinct}{listed(names)} FROM {source}"  # noqa: S608 - quoted
+        # The last record of a key wins; a part's rows lie in the order in which they came.
+        order = f" ORDER BY {listed(on)}, ctid DESC" if on else ""
+        selected = f"SELECT {distinct}{listed(names)} FROM {source}{order}"  # noqa: S608 - quoted
         return f"INSERT INTO {self._table.quoted} ({listed(names)}) {selected}{self._table.on_conflict(names)}"
 
     async def _drop(self, connection: Connection, key: BatchKey) -> None:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
-from batchqueue_async.errors import PermanentError, RetryableError, SinkError
+from batchqueue_async.errors import ConfigError, PermanentError, RetryableError, SinkError
 from batchqueue_async.sinks.postgres.client import is_of_record, line_of, state_of, translate_error
 from batchqueue_async.sinks.postgres.types import MisfitError, column_type, fit_of, listed, quoted, wider
 
@@ -167,6 +167,7 @@ class Table:
 
     async def fit(self, connection: Connection, found: Sequence[Rows]) -> tuple[list[Rows], dict[int, SinkError]]:
         """See to it that there is a table; which rows fit its columns, and the records that don't."""
+        self._check_keys(found)
         if self.columns is None and not await self.find(connection) and found:
             await self.create(connection, _columns_for(found))
         if any(self._misfit(rows) for rows in found):
@@ -194,6 +195,13 @@ class Table:
         if not self.direct:
             await self._make_stage(connection)
         return fitting, refused
+
+    def _check_keys(self, found: Sequence[Rows]) -> None:
+        if self.key_column is not None and found and not any(self.key_column in rows.names for rows in found):
+            raise ConfigError(
+                f"PostgreSQL sink, table {self.name!r}: the records have no keys for the column {self.key_column!r}; "
+                "send them by send_keyed, as an exporter does, or with a key of their own in that column"
+            )
 
     def _misfit(self, rows: Rows) -> str | None:
         for name in self.upsert_on:
