@@ -284,6 +284,16 @@ class TestOtlp:
         assert [span.name for span in spans_of(call)] == [f"span {number}" for number in range(500)]
         assert (call.metadata["authorization"], call.metadata["x-key"]) == ("Bearer t0ken", "key-value")
 
+    async def test_what_is_prepared_is_sent(self, grpc_server):
+        sink = OtlpSink(grpc_server.url)
+        assert isinstance(sink, bq.PreparingSink)
+        prepared = sink.prepare([{"name": "a"}, {"no": "span"}, {"name": "b"}], [])
+        async with opened(sink):
+            assert list((await sink.send_prepared(prepared)).rejected) == [1]
+        (call,) = grpc_server.received()
+        assert [span.name for span in spans_of(call)] == ["a", "b"]
+        assert sink.stats().sent == 2
+
     @pytest.mark.parametrize("signal", ["logs", "metrics"])
     async def test_the_other_signals(self, grpc_server, signal):
         async with opened(OtlpSink(grpc_server.url, signal=signal, resource={"service.name": "shop"})) as sink:

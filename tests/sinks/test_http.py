@@ -8,6 +8,7 @@ import email.utils
 import gzip
 import json
 import pickle
+import threading
 import time
 from datetime import UTC, datetime
 
@@ -234,6 +235,32 @@ class TestServer:
             "authorization": f"Bearer {TOKEN}",
         }
         assert request.headers["idempotency-key"] == batch_key(["q/1", "q/2"])
+
+    async def test_a_prepared_request_is_the_same_and_encoded_in_a_thread(self, http_server):
+        threads = []
+
+        class Noted(JsonArray):
+            def encode(self, batch, keys):
+                threads.append(threading.current_thread().name)
+                return super().encode(batch, keys)
+
+        sink = HttpSink(http_server.url, format=Noted(), compression="gzip")
+        assert isinstance(sink, bq.PreparingSink)
+        batch, keys = [{"a": 1}, {"odd": object()}, {"a": 2}], ["q/1", "q/2", "q/3"]
+        await sink.open()
+        assert list((await sink.send_keyed(batch, keys)).rejected) == [1]
+        assert list((await sink.send_prepared(sink.prepare(batch, keys))).rejected) == [1]
+        await sink.close()
+        assert [thread.startswith("batchqueue-prepare") for thread in threads] == [False, False]
+        config = bq.ExportConfig(split=bq.SplitPolicy(preparers=1))
+        async with bq.Exporter(HttpSink(http_server.url, format=Noted(), compression="gzip"), config) as exporter:
+            await exporter.deliver([{"a": 3}])
+        assert threads[2].startswith("batchqueue-prepare")
+        first, second, third = http_server.received()
+        del first.headers["user-agent"], second.headers["user-agent"]
+        assert (first.body, first.headers) == (second.body, second.headers)
+        assert json.loads(gzip.decompress(third.body)) == [{"a": 3}]
+        assert "idempotency-key" in third.headers
 
     async def test_a_batch_of_nothing_but_rejects_makes_no_request(self, http_server):
         async with Opened(http_server.url) as sink:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from batchqueue_async.sinks._shared.tls import TlsOption
-    from batchqueue_async.sinks.http.formats import Body
 
 Compression = Literal["gzip", "zstd"]
 FormatName = Literal["json", "ndjson", "remote_write", "loki"]
@@ -74,6 +73,22 @@ def _status(item: object) -> int:
         if isinstance(status, int):
             return status
     raise PermanentError("an item of an answer has no status")
+
+
+class PreparedRequest(NamedTuple):
+    """A batch that is encoded and compressed.
+
+    Attributes:
+        content: the bytes of the request.
+        headers: its own header fields.
+        places: which records of the batch are in it.
+        rejected: the others, by their places, each with its reason.
+    """
+
+    content: bytes
+    headers: Mapping[str, str]
+    places: Sequence[int]
+    rejected: Mapping[int, SinkError]
 
 
 class HttpSink:
@@ -226,23 +241,50 @@ class HttpSink:
         """Send the batch in one request, with a key made of the records' keys."""
         return await self._send(batch, keys)
 
+    def prepare(self, batch: Sequence[Any], keys: Sequence[str]) -> PreparedRequest:
+        """Encode and compress the batch; in a thread, where the exporter splits its pipeline."""
+        request = self._encoded(batch, keys)
+        how = self._compression_of(request)
+        return request if how is None else request._replace(content=_COMPRESS[how](request.content))
+
+    async def send_prepared(self, prepared: PreparedRequest) -> SendResult | None:
+        """Send what `prepare` made."""
+        return await self._exchange(prepared)
+
     async def _send(self, batch: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
-        transport = self._transport
-        if transport is None:
-            raise RuntimeError(f"HTTP sink {self.shown!r} is not open; call open() first")
+        self._open_transport()
+        request = self._encoded(batch, keys)
+        how = self._compression_of(request)
+        if how is not None:
+            request = request._replace(content=await _compressed(request.content, how))
+        return await self._exchange(request)
+
+    def _encoded(self, batch: Sequence[Any], keys: Sequence[str] | None) -> PreparedRequest:
+        """The batch as a request, before its compression; touches nothing that sends do."""
         body = self.format.encode(batch, keys)
-        if not body.places:
-            return SendResult(rejected=body.rejected) if body.rejected else None
         headers = dict(self.format.headers)
-        if keys is not None and self.idempotency_header is not None and not hasattr(self.format, "needs"):
+        if keys and self.idempotency_header is not None and not hasattr(self.format, "needs"):
             headers[self.idempotency_header] = batch_key([keys[place] for place in body.places])
-        content = body.content
         if self.compression is not None and not self.format.compressed:
-            content = await _compressed(content, self.compression)
             headers["Content-Encoding"] = self.compression
+        return PreparedRequest(body.content, headers, body.places, body.rejected)
+
+    def _compression_of(self, request: PreparedRequest) -> Compression | None:
+        return None if self.format.compressed or not request.places else self.compression
+
+    async def _exchange(self, request: PreparedRequest) -> SendResult | None:
+        transport = self._open_transport()
+        if not request.places:
+            return SendResult(rejected=request.rejected) if request.rejected else None
         # What is not judged is of no interest, whatever its size; 207 always says something of records.
-        answer = await transport.send(self.method, self.url, content, headers, judged=self._judge is not None)
-        return _whole(self._judged(answer, len(body.places)), body)
+        judged = self._judge is not None
+        answer = await transport.send(self.method, self.url, request.content, request.headers, judged=judged)
+        return _whole(self._judged(answer, len(request.places)), request)
+
+    def _open_transport(self) -> Transport:
+        if self._transport is None:
+            raise RuntimeError(f"HTTP sink {self.shown!r} is not open; call open() first")
+        return self._transport
 
     def _judged(self, answer: HttpAnswer, count: int) -> SendResult | None:
         if self._judge is not None:
@@ -251,7 +293,7 @@ class HttpSink:
 
 
 async def _compressed(content: bytes, how: Compression) -> bytes:
-    compress = _compress_zstd if how == "zstd" else _compress_gzip
+    compress = _COMPRESS[how]
     if len(content) < _OFF_LOOP:
         return compress(content)
     return await asyncio.to_thread(compress, content)
@@ -265,14 +307,17 @@ def _compress_zstd(content: bytes) -> bytes:
     return bytes(require("cramjam", "http").zstd.compress(content, 3))
 
 
-def _whole(result: SendResult | None, body: Body) -> SendResult | None:
+_COMPRESS: dict[Compression, Callable[[bytes], bytes]] = {"gzip": _compress_gzip, "zstd": _compress_zstd}
+
+
+def _whole(result: SendResult | None, body: PreparedRequest) -> SendResult | None:
     """A result by the places in the batch, with what was rejected before the request."""
     if result is None or not result.rejected:
         if not body.rejected:
             return result
         return SendResult(rejected=body.rejected, skipped=0 if result is None else result.skipped)
     answered = {body.places[place]: error for place, error in result.rejected.items()}
-    return SendResult(rejected=body.rejected | answered, skipped=result.skipped)
+    return SendResult(rejected={**body.rejected, **answered}, skipped=result.skipped)
 
 
 def _checked(url: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from batchqueue_async._support import log
-from batchqueue_async.errors import ConfigError, PermanentError
+from batchqueue_async.errors import ConfigError, PermanentError, SinkError
 from batchqueue_async.sinks.base import SendResult, SinkNeeds
 from batchqueue_async.sinks.grpc.channel import GrpcChannel
-from batchqueue_async.sinks.otlp.request import SIGNALS, Grouping, Request, SignalName
+from batchqueue_async.sinks.otlp.request import SIGNALS, Grouping, SignalName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +31,22 @@ class OtlpStats:
     requests: int
     sent: int
     rejected: int
+
+
+class PreparedExport(NamedTuple):
+    """A batch that is grouped and serialized.
+
+    Attributes:
+        content: the request's bytes.
+        places: which records of the batch are in it.
+        rejected: the others, by their places, each with its reason.
+        weight: how many records it holds, as the server counts.
+    """
+
+    content: bytes
+    places: Sequence[int]
+    rejected: Mapping[int, SinkError]
+    weight: int
 
 
 class OtlpSink:
@@ -113,24 +129,38 @@ class OtlpSink:
 
     async def send(self, batch: Sequence[Any]) -> SendResult | None:
         """Send the batch in one export."""
-        if not self._channel.is_open:
-            raise RuntimeError(f"OTLP sink to {self._channel.target!r} is not open; call open() first")
+        self._check_open()
+        return await self.send_prepared(self.prepare(batch, ()))
+
+    def prepare(self, batch: Sequence[Any], keys: Sequence[str]) -> PreparedExport:  # noqa: ARG002 - OTLP knows no keys
+        """Group and serialize the batch; in a thread, where the exporter splits its pipeline."""
         request = Grouping(self._signal, self.resource, self.scope).build(batch)
+        content = request.message.SerializeToString() if request.places else b""
+        return PreparedExport(content, request.places, request.rejected, request.weight)
+
+    async def send_prepared(self, prepared: PreparedExport) -> SendResult | None:
+        """Send what `prepare` made, in one export."""
+        self._check_open()
+        request = prepared
         if not request.places:
             return SendResult(rejected=request.rejected) if request.rejected else None
-        response = await self._channel.call(self._stub, request.message, f"export of {self.signal}", {})
+        response = await self._channel.call(self._stub, request.content, f"export of {self.signal}", {})
         self._requests += 1
         self._sent += request.weight
         return self._judge(request, getattr(response.partial_success, self._signal.rejected))
 
+    def _check_open(self) -> None:
+        if not self._channel.is_open:
+            raise RuntimeError(f"OTLP sink to {self._channel.target!r} is not open; call open() first")
+
     def _stub(self, channel: Any) -> Any:
         return channel.unary_unary(
             self._signal.method,
-            request_serializer=self._signal.request().SerializeToString,
+            request_serializer=None,  # it is in bytes by then
             response_deserializer=self._signal.response().FromString,
         )
 
-    def _judge(self, request: Request, count: int) -> SendResult | None:
+    def _judge(self, request: PreparedExport, count: int) -> SendResult | None:
         rejected = dict(request.rejected)
         if count > 0:
             self._rejected += count
