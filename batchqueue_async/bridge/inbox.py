@@ -20,6 +20,7 @@ from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from batchqueue_async._support import forks, log
+from batchqueue_async._support.thread_flag import ThreadFlag
 from batchqueue_async.bridge.credits import PartitionCredits, pause_of
 from batchqueue_async.config import BufferStrategy
 from batchqueue_async.errors import ForkedError, QueueClosedError
@@ -135,7 +136,7 @@ class ThreadInbox(Generic[T]):
         self.by_type: dict[type, PartitionCredits[T]] | None = None
         self.waking = False
         self.closed = False
-        self.attached = threading.Event()
+        self.attached = ThreadFlag()
         self.thread_id = 0
         self.waits = queue.config.strategy is BufferStrategy.BLOCKING
         self.evicts = queue.config.strategy is BufferStrategy.DROP_OLDEST
@@ -535,7 +536,7 @@ class ThreadInbox(Generic[T]):
     def after_fork(self) -> None:
         """In a forked child, whose other threads are gone: a lock that one of them held would stay locked."""
         self._renew_lock()
-        self.attached = threading.Event()
+        self.attached = ThreadFlag()
         self.attached.set()
         self._forked = True
         self.closed = True

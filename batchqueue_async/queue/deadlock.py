@@ -19,6 +19,7 @@ import functools
 import gc
 import threading
 import types
+import weakref
 from collections import deque
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +48,7 @@ LOOKS = 10
 
 
 class BlockedWait:
-    """One wait of a handler call; made by `WaitRegistry.begin`.
+    """One wait of a handler call; made by `WaitRegistry.begin`, and kept by whoever waits.
 
     Attributes:
         drain: the drain task whose handler call waits.
@@ -55,7 +56,7 @@ class BlockedWait:
         ended: whether it was found in a circle and told to end.
     """
 
-    __slots__ = ("_end", "_needs", "_registry", "drain", "ended", "loop")
+    __slots__ = ("__weakref__", "_end", "_needs", "_registry", "drain", "ended", "loop")
 
     def __init__(
         self,
@@ -106,20 +107,21 @@ class HandlerWaits:
     __slots__ = ("_waits",)
 
     def __init__(self) -> None:
-        self._waits: list[BlockedWait] = []
+        # A thread that was torn out of its wait, before it could say so, leaves nothing behind that others wait for.
+        self._waits: list[weakref.ref[BlockedWait]] = []
 
     def add(self, wait: BlockedWait) -> None:
         """One wait more, from now on; under the registry's lock."""
-        self._waits.append(wait)
+        self._waits = [each for each in self._waits if each() is not None]
+        self._waits.append(weakref.ref(wait))
 
     def remove(self, wait: BlockedWait) -> None:
         """A wait is over; under the registry's lock."""
-        if wait in self._waits:
-            self._waits.remove(wait)
+        self._waits = [each for each in self._waits if each() not in {wait, None}]
 
     def all(self) -> list[BlockedWait]:
         """The waits that have begun and not ended."""
-        return list(self._waits)
+        return [wait for each in self._waits if (wait := each()) is not None]
 
     def needs(self) -> Needs:
         """Whom the running handler call waits for: it goes on when, of every group, one goes on."""

@@ -13,7 +13,6 @@ Processes of `multiprocessing` end without `atexit`: there the first step shuts 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import contextlib
 import sys
 import threading
@@ -22,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from batchqueue_async._support import forks, log
+from batchqueue_async._support.thread_flag import ThreadFlag
 from batchqueue_async.runtime.drain_order import DrainOrder
 from batchqueue_async.runtime.ending import LOOP_GRACE, end_in_thread
 from batchqueue_async.runtime.loop_calls import GLANCE, submit
@@ -146,17 +146,21 @@ def _flush(queues: list[BatchQueue[Any]], feeds: Feeds) -> None:
     begun = time.monotonic()
     order = DrainOrder(queues, feeds)
     calls: dict[LoopCall[None], BatchQueue[Any]] = {}
+    changed = ThreadFlag()
     while True:
         for queue in order.take_ready():
             left = begun + queue.config.drain_timeout - time.monotonic()
             try:
-                calls[submit(queue.loop, partial(queue.flush, max(0.0, left)))] = queue
+                call = submit(queue.loop, partial(queue.flush, max(0.0, left)))
+                calls[call] = queue
+                call.settled.when_set(changed.set)
             except RuntimeError:  # the loop has ended
                 order.done(queue)
         if not calls:
             return
         soonest = begun + min(queue.config.drain_timeout for queue in calls.values()) - time.monotonic()
-        concurrent.futures.wait(calls, max(0.0, min(GLANCE, soonest)), concurrent.futures.FIRST_COMPLETED)
+        changed.wait(max(0.0, min(GLANCE, soonest)))
+        changed.clear()
         for call, queue in list(calls.items()):
             if call.done() or call.loop.is_closed() or time.monotonic() >= begun + queue.config.drain_timeout:
                 # What came of it, the second step finds out.

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
+from batchqueue_async._support.thread_flag import ThreadFlag
 from batchqueue_async.queue.shutdown import CANCEL_GRACE
 from batchqueue_async.runtime.drain_order import DrainOrder
 from batchqueue_async.runtime.loop_calls import GLANCE, submit
@@ -203,7 +203,7 @@ def end_in_thread(
     spent: float = 0.0,
 ) -> Ending:
     """End queues from a thread that runs none of their loops."""
-    changed = threading.Event()
+    changed = ThreadFlag()
     ending = Ending(queues, feeds, timeout, clock=time.monotonic, changed=changed.set, spent=spent)
     try:
         while (rest := ending.step()) is not None:

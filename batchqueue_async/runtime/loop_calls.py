@@ -7,16 +7,17 @@ whether the loop is still there.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from batchqueue_async._support.thread_flag import SafeFuture
 from batchqueue_async.errors import ConfigError, QueueClosedError
 
 if TYPE_CHECKING:
+    import concurrent.futures
     from collections.abc import Callable, Coroutine
 
 R = TypeVar("R")
@@ -25,7 +26,7 @@ GLANCE = 0.5
 """Seconds between two looks at a loop that somebody waits for."""
 
 
-class LoopCall(concurrent.futures.Future[R]):
+class LoopCall(SafeFuture[R]):
     """What `submit` asked a loop for. Cancelling it cancels the coroutine there.
 
     Attributes:
@@ -134,7 +135,7 @@ def wait(call: LoopCall[R], timeout: float | None) -> R:
     deadline = deadline_of(timeout)
     try:
         while True:
-            concurrent.futures.wait((call,), left_of(deadline))
+            call.settled.wait(left_of(deadline))
             if _settled(call, deadline):
                 return call.result()
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import threading
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from batchqueue_async._support import log
 from batchqueue_async._support.executor import LastingExecutor
 from batchqueue_async._support.log import describe
+from batchqueue_async._support.thread_flag import SafeFuture, ThreadFlag
 from batchqueue_async.errors import ForkedError, QueueClosedError, WrongLoopError
 from batchqueue_async.queue.limiter import CallLimiter
 from batchqueue_async.queue.shutdown import CANCEL_GRACE
@@ -72,9 +72,9 @@ class Scheduler:
         self._pid = os.getpid()
         self._stop = asyncio.Event()
         self._threads = LastingExecutor(f"batchqueue-{name}-call")
-        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        """Done when the loop is closed."""
-        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._ended = ThreadFlag()
+        """Set when the loop is closed."""
+        started: SafeFuture[None] = SafeFuture()
         self._thread = threading.Thread(target=self._run, args=(started,), name=f"batchqueue-{name}", daemon=True)
         try:
             self._thread.start()
@@ -89,7 +89,7 @@ class Scheduler:
             ) from None
         _running.add(self)
 
-    def _run(self, started: concurrent.futures.Future[None]) -> None:
+    def _run(self, started: SafeFuture[None]) -> None:
         async def main() -> None:
             started.set_result(None)
             await self._stop.wait()
@@ -112,12 +112,12 @@ class Scheduler:
                 _end_tasks(loop)
             finally:
                 loop.close()
-                self._ended.set_result(None)
+                self._ended.set()
 
     @property
     def running(self) -> bool:
         """Whether the loop's thread is alive."""
-        return self._thread.is_alive() and not self._ended.done() and not self.loop.is_closed()
+        return self._thread.is_alive() and not self._ended.is_set() and not self.loop.is_closed()
 
     @property
     def is_current(self) -> bool:
@@ -171,7 +171,7 @@ class Scheduler:
 
     def when_ended(self, tell: Callable[[], None]) -> None:
         """Call a function, on any thread, when the loop is closed."""
-        self._ended.add_done_callback(lambda _: tell())
+        self._ended.when_set(tell)
 
     def __repr__(self) -> str:
         state = "running" if self.running else "stopped"
@@ -222,7 +222,7 @@ def stop_in_thread(
     schedulers: Sequence[Scheduler], timeout: float, *, blocked: Collection[asyncio.AbstractEventLoop] = ()
 ) -> bool:
     """The same for a thread that is none of theirs."""
-    changed = threading.Event()
+    changed = ThreadFlag()
     awaited = _ask_to_stop(schedulers, blocked, changed.set)
     deadline = time.monotonic() + timeout
     while any(scheduler.running for scheduler in awaited):

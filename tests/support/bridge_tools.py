@@ -126,9 +126,9 @@ def run_script(code: str, timeout: float = 60.0) -> subprocess.CompletedProcess[
     return _run("-c", code, timeout=timeout)
 
 
-def run_file(path: Path, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run_file(path: Path, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Run a program of its own from a file, which processes of `multiprocessing` need."""
-    return _run(str(path), timeout=timeout)
+    return _run(str(path), *arguments, timeout=timeout)
 
 
 def _run(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
