@@ -58,7 +58,7 @@ class DurableConfig:
         durability: when `put` returns. `always`: after an fdatasync that covers it (one for all that wait);
             `interval`: after the write, and a timer syncs at least every `sync_interval`; `os`: after the write, so it
             survives a crash of the process but maybe not of the machine. Each put can ask for another level.
-        sync_interval: seconds between the syncs of `interval`.
+        sync_interval: seconds between the syncs of `interval`, and of acknowledgements.
         stale_flush: seconds without a put after which `os` records are synced as well; None leaves that to the system.
         order: `fifo`; `freshest` (newest first); `key` (fifo, and a record waits while an earlier one with its key is
             leased or delayed).

@@ -322,3 +322,40 @@ def test_d_26_files_of_acknowledgements_stay_within_the_quota():
                 assert files.used() <= 64 << 10
 
     run_virtual(main())
+
+
+def test_d_15_acknowledgements_are_durable_after_the_sync_interval():
+    async def main() -> None:
+        files = RecordingFiles()
+        async with opened(files, sync_interval=0.5) as queue:
+            await queue.put_many([b"%d" % at for at in range(10)])
+            lease = await queue.lease(4, wait=0)
+            await lease.ack()
+            await asyncio.sleep(0.1)
+            async with opened(files.all_unsynced_lost(len(files.log))) as again:
+                assert again.recovery.records == 10
+            await asyncio.sleep(0.5)
+            async with opened(files.all_unsynced_lost(len(files.log))) as again:
+                assert sorted(await drain(again)) == list(range(5, 11))
+            syncs = [op for op in files.log if op.kind == "sync"]
+            await asyncio.sleep(100)
+            assert [op for op in files.log if op.kind == "sync"] == syncs, "nothing to sync, and it was"
+        async with opened(files.all_unsynced_lost(len(files.log))) as again:
+            assert len(await drain(again)) == 6
+
+    run_virtual(main())
+
+
+def test_d_15_a_failing_sync_of_acknowledgements_fails_nothing_else():
+    async def main() -> None:
+        files = RecordingFiles()
+        async with opened(files, sync_interval=0.5) as queue:
+            await queue.put_many([b"a", b"b"])
+            await (await queue.lease(1, wait=0)).ack()
+            await asyncio.sleep(0.1)
+            files.fault = lambda call, path: io_error() if call == "sync" and path.suffix == ".ack" else None
+            await asyncio.sleep(1)
+            assert await queue.put(b"c") == 3
+            assert queue.stats().write_errors == 0
+
+    run_virtual(main())

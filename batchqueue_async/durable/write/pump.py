@@ -64,7 +64,7 @@ class GroupCommit:
         self._stalled = False
         # Whatever makes a put ask the door first: quotas, a full disk, others that wait for room. 0: straight in.
         self.guards = 0
-        self._sync_due = self._stale_due = False
+        self._sync_due = self._stale_due = self._hint_sync_due = False
         self._looking = self._compacting = False
         self._short = False
         self._segment_bytes: int | None = None
@@ -144,8 +144,10 @@ class GroupCommit:
             self._after("hints", self._hints_due - now, self.kick)
         work.swaps = self._take_swaps()
         work.stale, self._stale_due = self._stale_due, False
+        work.sync_hints, self._hint_sync_due = self._hint_sync_due, False
         work.sync = self._sync_due or any(frame.rank == ALWAYS for frame in work.frames)
-        wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last or work.swaps
+        wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
+        wanted = wanted or work.swaps or work.sync_hints
         if not wanted and not self._room_waiters and not self._looking:
             return
         self._sync_due = self._looking = self._compacting = False
@@ -227,6 +229,8 @@ class GroupCommit:
             self._last_write = self._loop.time()
         if outcome.dirty:
             self._arm_syncs()
+        if outcome.hints_dirty:
+            self._after("hint_sync", self._config.sync_interval, self._sync_hints)
         self._end_stall()
         if outcome.round.hints or not self._state.touched:
             self._wake_notes()
@@ -242,7 +246,7 @@ class GroupCommit:
         """Send what has gathered meanwhile."""
         if self._swaps:
             self.kick()
-        if self._pending.frames or self._sync_due or self._note_waiters:
+        if self._pending.frames or self._sync_due or self._hint_sync_due or self._note_waiters:
             if not self.stalled or "probe" not in self._timers:
                 self.kick()
         elif self._state.touched:
@@ -272,6 +276,10 @@ class GroupCommit:
 
     def _sync_now(self) -> None:
         self._sync_due = True
+        self.kick()
+
+    def _sync_hints(self) -> None:
+        self._hint_sync_due = True
         self.kick()
 
     def _sync_stale(self) -> None:

@@ -44,6 +44,7 @@ class Round:
         frames: what to append.
         sync: every frame so far is to be durable at the end.
         stale: those of sealed segments as well, that asked for no sync when they were written.
+        sync_hints: what was acknowledged so far is to be durable at the end, as far as that can be.
         shrink: a settled segment to empty: its number, where its frames begin, and its footer.
         swaps: compacted copies that take their segments' places, each after this hint is durable.
         last: seal it, and close every file.
@@ -53,6 +54,7 @@ class Round:
     now_ns: int = 0
     sync: bool = False
     stale: bool = False
+    sync_hints: bool = False
     shrink: tuple[int, int, bytes] | None = None
     last: bool = False
     segment_bytes: int | None = None
@@ -88,6 +90,7 @@ class Outcome:
     moved: list[Moved] = field(default_factory=list[Moved])
     proven: tuple[int, int] | None = None
     dirty: bool = False
+    hints_dirty: bool = False
     synced: bool = False
     sync_errors: int = 0
     hint_errors: list[int] = field(default_factory=list[int])
@@ -139,6 +142,8 @@ class Writer:
         # Sealed segments of which no sync has covered all frames: nobody asked for it.
         self._unsynced: list[int] = []
         self._hints: dict[int, int] = {}
+        # Acknowledgement files that were written since they were last synced.
+        self._dirty_hints: set[int] = set()
         self._outcome = Outcome(Round())
 
     def run(self, work: Round) -> Outcome:
@@ -163,6 +168,9 @@ class Writer:
             self._write_hint(hint)
         for hint in work.swaps:
             self._swap(hint)
+        if work.sync_hints or work.last:
+            self._sync_hints()
+        outcome.hints_dirty = bool(self._dirty_hints)
         outcome.seconds["hints"] = time.perf_counter() - lap
         if self._watch_free or work.hints or work.swaps or outcome.opened or outcome.error is not None:
             # For the statistics alone, often enough with the hints of a busy queue.
@@ -456,12 +464,15 @@ class Writer:
         try:
             if hint.anew:
                 self._forget_hint(hint.number)
+                # Durable by itself, but for its name.
                 self._files.replace(path, hint.data)
+                self._dirty_hints.add(hint.number)
                 return
             descriptor = self._hints.get(hint.number)
             data = hint.data
             if descriptor is None:
                 descriptor, data = self._open_hint(path, hint)
+            self._dirty_hints.add(hint.number)
             done = self._files.write(descriptor, data)
             if done < len(data):
                 # A part of an entry would shift all that follow: the next round writes the file anew.
@@ -469,6 +480,24 @@ class Writer:
         except Exception:  # noqa: BLE001 - as in `run`
             self._forget_hint(hint.number)
             self._outcome.hint_errors.append(hint.number)
+
+    def _sync_hints(self) -> None:
+        """Make the acknowledgement files durable. What fails is lost at a power cut, and delivered again."""
+        dirty, self._dirty_hints = self._dirty_hints, set()
+        for number in sorted(dirty):
+            with suppress(Exception):
+                descriptor = self._hints.get(number)
+                if descriptor is not None:
+                    self._files.sync(descriptor)
+                    continue
+                descriptor = self._files.open_append(self._directory / segment.hint_name(number))
+                try:
+                    self._files.sync(descriptor)
+                finally:
+                    self._files.close(descriptor)
+        if dirty:
+            with suppress(Exception):
+                self._files.sync_directory(self._directory)
 
     def _open_hint(self, path: Path, hint: HintWrite) -> tuple[int, bytes]:
         while len(self._hints) >= _OPEN_HINTS:
@@ -525,6 +554,7 @@ class Writer:
             return
         for number in deletes:
             self._forget_hint(number)
+            self._dirty_hints.discard(number)
             try:
                 self._files.unlink(self._directory / segment.segment_name(number))
                 self._files.unlink(self._directory / segment.hint_name(number))
