@@ -11,7 +11,7 @@ import re
 import time
 import weakref
 from asyncio import get_running_loop
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -307,11 +307,13 @@ class DurableQueue:
         closers, self._closers = self._closers, []
 
         def finish() -> None:
-            self._reading.join()
-            for close in closers:
-                close()
-            if lock is not None:
-                self._files.close(lock)
+            # Whatever one of them meets, the others are closed, and the lock last of all.
+            with ExitStack() as last:
+                if lock is not None:
+                    last.callback(self._files.close, lock)
+                for close in closers:
+                    last.callback(close)
+                self._reading.join()
 
         def done(_result: object, error: BaseException | None) -> None:
             if error is not None:
@@ -393,8 +395,10 @@ class DurableQueue:
         self._compactor.close()
         self._admission.close()
         try:
-            await self._graveyard.close()
-            await self._pump.drain()
+            try:
+                await self._graveyard.close()
+            finally:
+                await self._pump.drain()
         finally:
             await self._release()
 

@@ -1,218 +1,276 @@
-"""Each call of the file system fails, with each class of error, once and twice; then the crash, at every later change.
+"""Every call of the file system fails, with each class of error, once and twice; then the crash, at every later change.
 
-Against a model: what was confirmed is there, once and unchanged, or acknowledged; nothing hangs; puts work afterwards.
+Against a model: what was confirmed is there, once and unchanged, or acknowledged, dropped by a limit, or among the dead
+letters; nothing hangs, puts work afterwards, no descriptor and no lock is left.
 `BATCHQUEUE_CHAOS=20000 make chaos-durable` tries so many random histories with up to five faults.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-from contextlib import suppress
-from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
-from durable_kit import RecordingFiles, drain, opened
+from disk_faults import CHANGES, KINDS, History, Prover, applies
+from durable_kit import ROOT, RecordingFiles, drain, opened
 
-from batchqueue_async.errors import BatchQueueError
 from batchqueue_async.testing import run_virtual
 
-if TYPE_CHECKING:
-    from pathlib import Path
+GOLDEN = Path(__file__).parents[1] / "golden" / "durable"
+CHAOS = int(os.environ.get("BATCHQUEUE_CHAOS", "0"))
+SMALL = {"segment_bytes": 300, "write_buffer": 200, "memory_bytes": 500}
 
-CALLS = (
-    "write",
-    "sync",
-    "create",
-    "sync_directory",
-    "truncate",
-    "replace",
-    "unlink",
-    "append",
-    "open_append",
-    "linked",
-)
-NUMBERS = {
-    errno.errorcode[number]: number for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ESTALE)
+
+async def puts(history: History) -> None:
+    """Every level, alone, together, at once; two rotations."""
+    await history.put()
+    await asyncio.gather(history.put(level="os"), history.put(2, "interval"), history.put())
+    await history.put(3)
+
+
+async def acknowledgements(history: History) -> None:
+    """In part, out of order, given back and leased again."""
+    await history.put(4)
+    lease = await history.lease(3)
+    await history.ack(lease, [1])
+    await asyncio.sleep(0.05)
+    await history.nack(lease, numbers=[0])
+    await history.ack(lease, [2])
+    await history.put(2)
+    await history.ack(await history.lease(2))
+    await asyncio.sleep(0.05)
+
+
+async def dead_letters(history: History) -> None:
+    """Buried, put back, and handled then."""
+    await history.put(3)
+    lease = await history.lease()
+    await history.bury(lease, [0, 2])
+    await history.ack(lease, [1])
+    await history.requeue()
+    await history.ack(await history.lease(1))
+
+
+async def purged(history: History) -> None:
+    """Buried and deleted, beside others that stay."""
+    await history.put(2)
+    await history.bury(await history.lease(1), [0])
+    await history.purge()
+    await history.bury(await history.lease(1), [0])
+
+
+async def compaction(history: History) -> None:
+    """A few old records among many that are settled; the room of the others is given back."""
+    for count in (2, 3, 3):
+        await history.put(count)
+    lease = await history.lease()
+    await history.ack(lease, [0, 1, 3, 4, 5, 6, 7])
+    await asyncio.sleep(0.05)
+    assert history.queue is not None
+    history.queue.compact()
+    await asyncio.sleep(0.05)
+    await history.put()
+    await history.ack(lease, [2])
+    await history.ack(await history.lease())
+    history.queue.compact()
+    await asyncio.sleep(0.05)
+    await history.put()
+
+
+async def delayed(history: History) -> None:
+    """Records that wait for their time, while others come in."""
+    await history.put(3)
+    lease = await history.lease()
+    await history.nack(lease, 5.0, [0, 1])
+    await history.ack(lease, [2])
+    await history.put(2)
+    await asyncio.sleep(6)
+    await history.ack(await history.lease(2))
+
+
+async def attempts(history: History) -> None:
+    """A record that comes back too often goes to the dead letters by itself."""
+    await history.put(2)
+    for _ in range(2):
+        lease = await history.lease(1)
+        history.may_die(lease)
+        await history.nack(lease)
+    lease = await history.lease(1)
+    await asyncio.sleep(1)
+    await history.ack(lease)
+
+
+async def reopened(history: History) -> None:
+    """Closed and opened again, with some of it settled."""
+    await history.put()
+    await history.put(2, "os")
+    await history.close()
+    await history.open()
+    await history.put(2)
+    await history.ack(await history.lease(2))
+    await history.close()
+    await history.open()
+    await history.put()
+
+
+async def limited(history: History) -> None:
+    """More than the limit: the oldest go, and never what is leased."""
+    await history.put(2)
+    await history.put(2)
+    await history.lease(1)
+    await history.put(2)
+    await history.put()
+
+
+async def taken_over(history: History) -> None:
+    """What is found at the opening is handled, and something is put."""
+    await history.put()
+    lease = await history.lease()
+    await history.ack(lease, [0])
+    await asyncio.sleep(0.05)
+
+
+def of_format_1() -> Prover:
+    """A queue that an older version has left: two of its four records are settled."""
+    base = {
+        ROOT / "seg-000000000007.bqs": (GOLDEN / "segment.bqs").read_bytes(),
+        ROOT / "seg-000000000007.ack": (GOLDEN / "hint.ack").read_bytes(),
+    }
+    return Prover(taken_over, base, {102: b"beta", 103: b"gamma"}, {100: b"alpha", 101: b""}, **SMALL)
+
+
+def after_a_kill() -> Prover:
+    """What a kill amid a write has left: a torn frame at the end, and no footer."""
+    files, promises, _ = Prover(puts, **SMALL).run({})
+    moment = max(at for at, op in enumerate(files.log) if op.kind == "write" and len(op.data) > 100)
+    left = files.killed(moment, torn=0.7)
+    owed, _ = promises.owed(moment, power=False)
+    files.log.clear()
+    return Prover(taken_over, left.base, owed, **SMALL)
+
+
+PROVERS = {
+    "puts": lambda: Prover(puts, **SMALL),
+    "acknowledgements": lambda: Prover(acknowledgements, **SMALL),
+    "dead letters": lambda: Prover(dead_letters, **SMALL),
+    "purged": lambda: Prover(purged, **SMALL),
+    "compaction": lambda: Prover(compaction, **SMALL),
+    "delayed": lambda: Prover(delayed, **SMALL),
+    "attempts": lambda: Prover(attempts, **SMALL, max_attempts=2),
+    "reopened": lambda: Prover(reopened, **SMALL),
+    "limited": lambda: Prover(limited, **SMALL, max_records=4, overflow="drop_oldest"),
+    "format 1": of_format_1,
+    "after a kill": after_a_kill,
 }
-SMALL = {"segment_bytes": 500, "write_buffer": 300, "memory_bytes": 2_000, "overflow": "reject"}
 
 
-class FaultyFiles(RecordingFiles):
-    """Fails the calls of a plan: which call, counted over all that can fail, and how; `short` writes a part of it."""
-
-    plan: dict[int, str]
-    count = 0
-
-    def linked(self, descriptor: int) -> bool:
-        self._check("linked", self.descriptors[descriptor][1])
-        return super().linked(descriptor)
-
-    def _check(self, call: str, path: Path) -> None:
-        super()._check(call, path)
-        if call not in CALLS or not self.armed:
-            return
-        self.count += 1
-        kind = self.plan.get(self.count)
-        if kind is not None and kind != "short":
-            self.met.append(self.count)
-            raise (
-                MemoryError if kind == "MemoryError" else OSError(NUMBERS[kind], os.strerror(NUMBERS[kind]), str(path))
-            )
-
-    def write(self, descriptor: int, data: bytes | memoryview) -> int:
-        if self.armed and self.plan.get(self.count + 1) == "short" and len(data) > 1:
-            # A part of it is there when the error comes, as on a disk that fills up.
-            self.count += 1
-            node, path, _ = self.descriptors[descriptor]
-            part = bytes(data)[: len(data) // 2]
-            self._record("write", path, node, len(self.nodes[node]), part)
-            self.nodes[node] += part
-            self.met.append(self.count)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return super().write(descriptor, data)
-
-    armed = False
-
-    def arm(self, plan: dict[int, str]) -> None:
-        self.plan, self.met, self.armed = plan, [], True
+@pytest.mark.parametrize("name", PROVERS)
+def test_d_2_3_8_22_any_call_fails_once_and_then_the_crash(name):
+    """Every call, every class of error, every later moment: nothing is left to chance but what the power takes."""
+    prover = PROVERS[name]()
+    whole = prover.prove({})
+    prover.power = 1.0 if CHAOS else 0.3
+    assert whole.count > 30
+    assert not whole.met
+    for place, call in enumerate(whole.named, 1):
+        for kind in KINDS:
+            if applies(kind, call):
+                assert prover.prove({place: kind}).met, (place, call, kind)
 
 
-@dataclass
-class Model:
-    """What the history was told, and when."""
-
-    confirmed: dict[int, tuple[bytes, int, str]] = field(default_factory=dict)
-    acked: dict[int, int] = field(default_factory=dict)
-    put: set[bytes] = field(default_factory=set)
-
-
-async def history(files: FaultyFiles, model: Model, seed: int | None = None) -> None:
-    """Puts at every level, alone and together, a rotation, a lease and its acknowledgement, and a close."""
-    random = Random(seed)
-    queue = opened(files, durability="always", sync_interval=0.05, **SMALL)
-
-    async def put(name: bytes, level: str, count: int) -> None:
-        payloads = [b"%s/%d/" % (name, at) + bytes(60) for at in range(count)]
-        model.put |= set(payloads)
-        try:
-            async with asyncio.timeout(30):
-                seqs = (
-                    [await queue.put(payloads[0], level)] if count == 1 else list(await queue.put_many(payloads, level))
-                )
-        except (BatchQueueError, MemoryError):
-            return
-        for seq, payload in zip(seqs, payloads, strict=True):
-            assert seq not in model.confirmed, "a number was given twice"
-            model.confirmed[seq] = (payload, len(files.log), level)
-
-    async with queue:
-        for step in range(3 if seed is None else random.randint(2, 8)):
-            levels = ["always", "interval", "os"]
-            if seed is not None:
-                random.shuffle(levels)
-            await asyncio.gather(
-                put(b"a%d" % step, levels[0], 1),
-                put(b"b%d" % step, levels[1], 2),
-                put(b"c%d" % step, levels[2], 1),
-                put(b"d%d" % step, levels[0], 1 if seed is None else random.randint(1, 6)),
-            )
-            lease = await queue.lease(2, wait=0)
-            for record in lease.records:
-                assert record.payload in model.put
-                if record.seq in model.confirmed:
-                    assert model.confirmed[record.seq][0] == record.payload
-                model.acked.setdefault(record.seq, len(files.log))
-            await lease.ack()
-            await asyncio.sleep(0.06)
+@pytest.mark.parametrize("name", PROVERS)
+def test_d_2_3_8_22_any_two_calls_fail_and_then_the_crash(name):
+    """The calls after a fault are those that make it good: each of them fails too."""
+    prover = PROVERS[name]()
+    whole = prover.run({})[0]
+    reach = len(whole.named) if CHAOS else 3
+    for place, call in enumerate(whole.named, 1):
+        if call not in CHANGES:
+            continue
+        for first, second in (("EIO", "EIO"), ("ENOSPC", "ENOSPC"), ("late", "MemoryError")):
+            if applies(first, call):
+                for after in range(1, reach + 1):
+                    prover.prove({place: first, place + after: second}, every=1 if CHAOS else 7, seed=after)
 
 
-async def check(files: RecordingFiles, model: Model, moment: int, *, power: bool) -> None:
-    async with asyncio.timeout(60):
-        async with opened(files, **SMALL) as queue:
-            stats = queue.stats()
-            found = await drain(queue)
-            assert stats.records == len(found) + queue.stats().damaged
-            assert set(found.values()) <= model.put
-            for seq, (payload, at, level) in model.confirmed.items():
-                owed = at <= moment and (level == "always" or not power) and model.acked.get(seq, 1 << 60) > moment
-                if owed:
-                    assert found.get(seq) == payload, f"confirmed at {at} and lost at {moment}: {seq}"
-            fresh = await queue.put(b"and on it goes")
-            for seq, (_, at, level) in model.confirmed.items():
-                assert fresh != seq or at > moment or (power and level != "always"), "a number was given twice"
+@pytest.mark.parametrize("name", PROVERS)
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "MemoryError"])
+def test_d_2_3_8_22_everything_fails_from_some_call_on_until_the_crash(name, kind):
+    """A disk that does not come back: each put ends, the closing ends, and what was confirmed is there."""
+    prover = PROVERS[name]()
+    count = prover.run({})[0].count
+    opened_at = 15
+    for place in range(opened_at, count + 1, 1 if CHAOS else 8):
+        prover.prove(dict.fromkeys(range(place, place + 2_000), kind), every=1 if CHAOS else 5, seed=place)
 
 
-async def one(plan: dict[int, str], *, seed: int | None = None, every: int = 1) -> int:
-    """A history with this plan, and a crash at every `every`th change after the first fault; how many were tried."""
-    files, model = FaultyFiles(), Model()
-    files.arm(plan)
-    with suppress(BatchQueueError, MemoryError):
-        # It may not open, or not close in order: what was confirmed is owed all the same.
-        await history(files, model, seed)
-    files.armed = False
-    random = Random(len(files.log))
-    tried = 0
-    for moment in range(random.randrange(every), len(files.log) + 1, every):
-        await check(files.killed(moment, torn=random.random()), model, moment, power=False)
-        await check(files.all_unsynced_lost(moment), model, moment, power=True)
-        await check(files.lost_power(moment, random), model, moment, power=True)
-        tried += 3
-    return tried
+LEVELS = ("always", "always", "interval", "os")
 
 
-def calls_of_a_history() -> int:
-    files = FaultyFiles()
-    files.arm({})
-    run_virtual(history(files, Model()))
-    return files.count
+def random_script(random: Random):
+    """A long history of everything that a queue can be asked for."""
+
+    async def script(history: History) -> None:
+        leases = []
+        for _ in range(random.randint(4, 16)):
+            action = random.choice(
+                ["put", "put", "many", "gather", "lease", "lease", "ack", "ack", "nack", "delay", "bury", "requeue",
+                 "purge", "compact", "sleep", "reopen"]
+            )  # fmt: skip
+            if action in ("put", "many", "gather"):
+                count = 1 if action == "put" else random.randint(2, 6)
+                await history.put(count, random.choice(LEVELS), random.randint(0, 90), atomic=action == "many")
+            elif action == "lease":
+                lease = await history.lease(random.randint(1, 8))
+                if history.config.max_attempts is not None:
+                    history.may_die(lease)
+                leases.append(lease)
+            elif action in ("requeue", "purge"):
+                await (history.requeue() if action == "requeue" else history.purge())
+            elif action == "compact" and history.queue is not None:
+                history.queue.compact()
+            elif action == "sleep":
+                await asyncio.sleep(random.choice([0.005, 0.05, 2.0]))
+            elif action == "reopen":
+                leases.clear()
+                await history.close()
+                await history.open()
+            elif leases:
+                lease = leases.pop(random.randrange(len(leases)))
+                chosen = [at for at in range(len(lease)) if random.random() < 0.6]
+                if action == "ack":
+                    await history.ack(lease, chosen)
+                elif action == "bury":
+                    await history.bury(lease, chosen)
+                await history.nack(lease, random.choice([0.0, 1.0]) if action == "delay" else 0.0)
+        await asyncio.sleep(random.choice([0, 0.05]))
+
+    return script
 
 
-KINDS = [*NUMBERS, "MemoryError", "short"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_d_2_3_8_22_any_call_fails_once_and_then_the_crash(kind):
-    async def scenario() -> None:
-        for place in range(1, calls_of + 1):
-            await one({place: kind}, every=9)
-
-    calls_of = calls_of_a_history()
-    assert calls_of > 40
-    run_virtual(scenario())
-
-
-@pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
-def test_d_2_3_8_22_any_two_calls_fail_and_then_the_crash(kind):
-    async def scenario() -> None:
-        for place in range(1, calls_of + 1):
-            # The next calls are those that make good what the first fault has broken: all pairs of them.
-            for after in (1, 2, 3, 5):
-                await one({place: kind, place + after: "EIO"}, every=37)
-
-    calls_of = calls_of_a_history()
-    run_virtual(scenario())
+OPTIONS = (
+    {}, {}, {"max_attempts": 3}, {"max_records": 8, "overflow": "drop_oldest"}, {"order": "freshest"},
+    {"max_bytes": 8_192, "overflow": "drop_oldest"}, {"compression": "lz4"}, {"order": "key", "key": lambda p: p[:1]},
+)  # fmt: skip
 
 
 def test_random_histories_with_many_faults():
-    count = int(os.environ.get("BATCHQUEUE_CHAOS", "60"))
     start = int(os.environ.get("BATCHQUEUE_CHAOS_SEED", "1"))
-
-    async def scenario(seed: int) -> None:
+    for seed in range(start, start + (CHAOS or 60)):
         random = Random(seed)
-        first = random.randint(1, 120)
+        options = random.choice(OPTIONS)
+        if "compression" in options:
+            pytest.importorskip("cramjam")
+        prover = Prover(random_script(Random(seed)), **{**SMALL, **options})
+        first = random.randint(1, 150)
         plan = {
             first + random.choice((0, 1, 2, 3, random.randint(0, 60))): random.choice(KINDS)
-            for _ in range(random.randint(1, 5))
+            for _ in range(random.randint(0, 5))
         }
-        await one(plan, seed=seed, every=random.randint(5, 40))
-
-    for seed in range(start, start + count):
         try:
-            run_virtual(scenario(seed))
+            prover.prove(plan, every=random.randint(3, 30), seed=seed)
         except BaseException as error:
             error.add_note(f"BATCHQUEUE_CHAOS_SEED={seed}")
             raise

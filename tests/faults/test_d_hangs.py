@@ -172,3 +172,103 @@ async def test_a_directory_in_which_no_file_can_be_made_says_so():
 
     with pytest.raises(DurableQueueError, match="Read-only"):
         await DurableQueue.open(ROOT, files=ReadOnly())
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE])
+@pytest.mark.parametrize("call", ["open_read", "read"])
+async def test_d_22_reading_goes_on_when_what_failed_it_has_passed(number, call):
+    """A limit of the process or a mount that comes back: no record waits for the next run on that account."""
+    files = RecordingFiles()
+    async with opened(files) as queue:
+        await queue.put_many([b"a", b"b"])
+    files = files.snapshot()
+    async with opened(files) as queue:
+        files.fault = lambda asked, path: io_error(number) if asked == call else None
+        assert not await queue.lease(wait=0)
+        waiting = asyncio.create_task(queue.lease(wait=60))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        files.fault = None
+        assert len(await waiting) == 2
+        assert queue.stats().unreadable == 0
+
+
+async def test_d_22_a_descriptor_that_reading_has_failed_by_is_not_used_again():
+    """It is the descriptor that is stale, and not the file."""
+    files = RecordingFiles()
+    async with opened(files, memory_bytes=1) as queue:
+        await queue.put_many([b"a", b"b"])
+        await (await queue.lease()).nack(delay=1)
+        stale = {fd for fd, (_, _, mode) in files.descriptors.items() if mode == "read"}
+        assert stale
+        used = []
+
+        class Stale(RecordingFiles):
+            def read(self, descriptor, size, offset):
+                used.append(descriptor in stale)
+                if descriptor in stale:
+                    raise io_error(errno.ESTALE)
+                return super().read(descriptor, size, offset)
+
+        files.__class__ = Stale
+        assert [record.payload for record in (await queue.lease(10, wait=5)).records] == [b"a", b"b"]
+        assert used.count(True) == 1
+
+
+async def test_d_22_a_segment_that_could_not_be_deleted_is_deleted_without_another_put():
+    files = RecordingFiles()
+    async with opened(files, segment_bytes=300) as queue:
+        for _ in range(3):
+            await queue.put(bytes(200))
+        files.fault = lambda call, path: io_error() if call == "unlink" else None
+        await (await queue.lease()).ack()
+        await asyncio.sleep(1)
+        left = len(files.entries)
+        files.fault = None
+        await asyncio.sleep(1)
+        assert len(files.entries) < left
+        assert queue.stats().disk_bytes == files.used()
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+async def test_d_8_whatever_a_close_meets_the_directory_is_given_back(error):
+    files = RecordingFiles()
+
+    async with opened(files, memory_bytes=1) as queue:
+        await queue.put_many([b"a", b"b"])
+        await (await queue.lease(1)).ack()
+        close, met = files.close, []
+
+        def failing(descriptor):
+            close(descriptor)
+            if descriptor >= 0:
+                met.append(descriptor)
+                raise error
+
+        files.close = failing
+    assert met
+    assert not files.descriptors
+    assert not files.locked
+
+
+async def test_d_8_a_graveyard_that_can_not_be_opened_does_not_keep_the_queue_from_closing():
+    files = RecordingFiles()
+    queue = await opened(files, durability="os")
+    await queue.put_many([b"a", b"b"])
+    lease = await queue.lease(1)
+
+    def short_of_memory(call, path):
+        if call == "make_directory":
+            raise MemoryError
+
+    files.fault = short_of_memory
+    with pytest.raises(MemoryError):
+        await lease.dead_letter("no use")
+    last = asyncio.create_task(queue.put(b"c"))
+    await asyncio.sleep(0)
+    await queue.close()
+    assert await last == 3
+    files.fault = None
+    async with opened(files.snapshot()) as again:
+        assert sorted((await drain(again)).values()) == [b"a", b"b", b"c"]
+        assert again.recovery.clean

@@ -191,6 +191,49 @@ async def test_d_6_a_sector_that_can_not_be_read_costs_what_is_in_it(where):
         assert len(await drain(queue)) == 100
 
 
+def no_header_of(name):
+    """The device fails at one file while it is opened."""
+    return lambda call, path: io_error() if call == "read" and path.name == name else None
+
+
+async def test_d_6_numbers_of_a_segment_that_can_not_be_read_are_not_given_again():
+    """After an unclean end the numbers have moved on, and only the unreadable segment knows that."""
+    files = RecordingFiles()
+    queue = await opened(files)
+    await queue.put(b"first")
+    files = files.snapshot()  # a kill
+    async with opened(files) as queue:
+        confirmed = await queue.put(b"second")
+    files = files.snapshot()
+    newest = max(path.name for path in files.entries if path.suffix == SEGMENT)
+    files.fault = no_header_of(newest)
+    async with opened(files) as queue:
+        assert queue.recovery.unreadable == (newest,)
+        later = await queue.put(b"third")
+    assert later > confirmed
+    files.fault = None
+    async with opened(files.snapshot()) as queue:
+        assert sorted((await drain(queue)).values()) == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("hurt", ["missing", "unreadable"])
+async def test_d_6_who_the_queue_is_is_not_made_up_when_nothing_can_be_read(hurt):
+    """A new id would make all of its segments another queue's, at the opening after this one."""
+    files = RecordingFiles()
+    async with opened(files) as queue:
+        await queue.put(b"confirmed")
+        identity = queue.queue_id
+    base = {path: data for path, data in files.snapshot().base.items() if hurt != "missing" or path.name != "queue.id"}
+    files = RecordingFiles(base=base)
+    files.fault = lambda call, path: io_error() if call == "read" else None
+    with pytest.raises(DurableQueueError, match=r"neither queue\.id nor the header of a segment"):
+        await opened(files)
+    files.fault = None
+    async with opened(files) as queue:
+        assert queue.queue_id == identity
+        assert list((await drain(queue)).values()) == [b"confirmed"]
+
+
 async def test_d_7_without_the_lock_file_the_directory_still_has_one_owner(tmp_path):
     async with DurableQueue.open(tmp_path / "q") as owner:
         await owner.put(b"1")

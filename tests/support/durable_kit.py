@@ -174,10 +174,17 @@ class RecordingFiles:
         self._check("replace", path)
         if self.capacity is not None and self.used() + len(data) > self.capacity:
             raise OSError(errno.ENOSPC, "no space left on device", str(path))
+        # As the real one does it: a crash in the middle leaves the temporary file.
+        temporary = path.with_name(path.name + ".tmp")
+        if temporary in self.entries:
+            self._record("unlink", temporary, self.entries.pop(temporary))
         node = self._node()
+        self._record("create", temporary, node)
+        self._record("write", temporary, node, 0, data)
+        self._record("sync", temporary, node)
         self.nodes[node] = bytearray(data)
         self.entries[path] = node
-        self._record("replace", path, node, 0, data)
+        self._record("rename", temporary, node, other=path)
 
     def rename(self, old: Path, new: Path) -> None:
         self._check("rename", old)
@@ -251,19 +258,17 @@ class RecordingFiles:
 
     def _durable(self, prefix: int) -> list[bool]:
         self._index = {id(op): index for index, op in enumerate(self.log)}
-        synced_nodes: dict[int, int] = {}
-        synced_directories: dict[Path, int] = {}
+        result = [False] * prefix
+        waiting: dict[int | Path, list[int]] = {}
         for index, op in enumerate(self.log[:prefix]):
-            if op.kind == "sync":
-                synced_nodes[op.node] = index
-            elif op.kind == "sync_directory":
-                synced_directories[op.path] = index
-        result: list[bool] = []
-        for index, op in enumerate(self.log[:prefix]):
-            if op.kind in ("write", "truncate"):
-                result.append(index < synced_nodes.get(op.node, -1))
+            if op.kind in ("sync", "sync_directory"):
+                for earlier in waiting.pop(op.node if op.kind == "sync" else op.path, ()):
+                    result[earlier] = True
+            elif op.kind == "sync_failed":
+                # The page cache has dropped what could not be written: no later sync makes it durable.
+                waiting.pop(op.node, None)
             else:
-                result.append(index < synced_directories.get(op.path.parent, -1))
+                waiting.setdefault(op.node if op.kind in ("write", "truncate") else op.path.parent, []).append(index)
         return result
 
     def _replay(
@@ -296,9 +301,6 @@ def _apply(op: Op, data: bytes, entries: dict[Path, int], nodes: dict[int, bytea
             del node[op.offset :]
         else:
             node.extend(bytes(op.offset - len(node)))
-    elif op.kind == "replace":
-        nodes[op.node] = bytearray(data)
-        entries[op.path] = op.node
     elif op.kind == "rename" and op.other is not None:
         entries.pop(op.path, None)
         entries[op.other] = op.node

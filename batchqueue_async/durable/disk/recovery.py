@@ -38,6 +38,7 @@ QUARANTINE = quarantine.NAME
 DEAD = "dead"
 # Sequence numbers passed over after an unclean end, so that none is ever given twice: see the specification.
 SEQ_SKIP = 1 << 28
+_MOST_ENDS = 1 << 32
 _HINT_LIMIT = 256 << 20
 # What a name is answered with that is a link, a directory, a pipe or a device.
 NOT_OURS = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR})
@@ -174,7 +175,9 @@ class Surveyor:
         )
         next_number = max(used, default=0) + 1
         if not self._clean:
-            next_seq += SEQ_SKIP
+            # Each end in between that left an unreadable segment behind may have passed over as many.
+            readable = max((entry.number for entry in segments), default=0)
+            next_seq += SEQ_SKIP * (1 + min(max(0, found[-1] - readable), _MOST_ENDS))
             segments.append(self._reserve(queue_id, next_number, next_seq))
             next_number += 1
         return Survey(queue_id, segments, next_seq, next_number, report, self._repairs)
@@ -236,6 +239,13 @@ class Surveyor:
         votes = Counter(header.queue_id for header in headers.values() if header is not None)
         if known is not None and (known in votes or not votes):
             return known
+        if not votes and self._unreadable:
+            # With an id that is made up they would be another queue's, once they can be read.
+            raise DurableQueueError(
+                f"durable queue {self._directory}: neither queue.id nor the header of a segment can be read "
+                f"({', '.join(self._unreadable)}: {os.strerror(errno.EIO)}); nothing was changed. Open it again when "
+                "the device gives them, or move these segments to another directory"
+            )
         # The segments are the only truth: an id that none of them has is not this queue's, however right its checksum.
         queue_id = votes.most_common(1)[0][0] if votes else uuid.uuid4().bytes
         self._do(

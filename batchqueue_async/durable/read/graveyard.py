@@ -126,7 +126,7 @@ class DeadLetterQueue:
     async def close(self) -> None:
         """Close the second queue, if it was opened."""
         if self._opening is not None:
-            with suppress(BatchQueueError):
+            with suppress(BatchQueueError, MemoryError):
                 # It could not be opened: whoever asked for it was told.
                 await (await self._opening).close()
 

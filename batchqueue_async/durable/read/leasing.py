@@ -31,6 +31,21 @@ if TYPE_CHECKING:
 _READ = 4 << 20
 _SWEEP = 60.0
 _BURY_AGAIN = 5.0
+_READ_AGAIN = 0.25
+# Not the place's fault but the moment's: a limit of the process, of memory, or a mount that comes back.
+_PASSING = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+    }
+)
 
 
 class _Waiter:
@@ -73,6 +88,8 @@ class LeaseManager:
         self._waiters: deque[_Waiter] = deque()
         self._leases: dict[int, Lease] = {}
         self._reading = False
+        # Reading has met an error that passes: until a timer says so, nothing is read.
+        self._paused = False
         # Each with its time: uvloop answers a timer that is due at once with a plain handle, which has no `when`.
         self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
         self._burials: set[asyncio.Task[None]] = set()
@@ -166,8 +183,10 @@ class LeaseManager:
         count = len(lease)
         try:
             await lease.dead_letter("max_attempts")
-        except BatchQueueError as error:
-            log.error("durable_dead_letter_failed", path=str(self._path), records=count, error=str(error))
+        except (BatchQueueError, MemoryError) as error:
+            log.error(
+                "durable_dead_letter_failed", path=str(self._path), records=count, error=str(error) or repr(error)
+            )
             if not self._closed:
                 await lease.nack(_BURY_AGAIN, reason="max_attempts", counted=False)
         else:
@@ -308,7 +327,7 @@ class LeaseManager:
     # Reading
 
     def _read_on(self) -> None:
-        if self._reading or self._closed:
+        if self._reading or self._closed or self._paused:
             return
         state = self._state
         run = state.backlog.peek()
@@ -415,6 +434,11 @@ class LeaseManager:
 
     def _unreadable(self, item: Extent | Run, error: BaseException) -> bool:
         """Whether reading goes on with what comes after."""
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            log.warning("durable_read_delayed", path=str(self._path), error=str(error), delay=_READ_AGAIN)
+            self._paused = True
+            self._arm("read", self._loop.time() + _READ_AGAIN, self._read_again)
+            return True
         if isinstance(error, OSError):
             count = self._rereading.unreadable(item)
             log.error("durable_records_unreadable", path=str(self._path), records=count, error=str(error))
@@ -424,6 +448,11 @@ class LeaseManager:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
         return False
+
+    def _read_again(self) -> None:
+        self._paused = False
+        self.serve()
+        self._read_on()
 
     # The end
 

@@ -39,6 +39,14 @@ class Loader:
 
     def load(self, number: int, marker: bytes, place: tuple[int, int], least_seq: int, budget: int) -> Loaded:
         """Frames between two offsets, until their payloads come to `budget` bytes."""
+        try:
+            return self._load(number, marker, place, least_seq, budget)
+        except OSError:
+            # The next reading has a fresh descriptor: this one may be what fails.
+            self.forget([number])
+            raise
+
+    def _load(self, number: int, marker: bytes, place: tuple[int, int], least_seq: int, budget: int) -> Loaded:
         walk = segment.Walk(
             self._files, self._descriptor(number), marker, start=place[0], end=place[1], next_seq=least_seq
         )
@@ -66,16 +74,20 @@ class Loader:
 
     def index(self, number: int, marker: bytes, place: tuple[int, int], least_seq: int) -> array[int]:
         """The offsets of the frames between two offsets."""
-        walk = segment.Walk(
-            self._files,
-            self._descriptor(number),
-            marker,
-            start=place[0],
-            end=place[1],
-            next_seq=least_seq,
-            bodies=False,
-        )
-        return array("Q", (item.offset for item in walk if isinstance(item, segment.Found)))
+        try:
+            walk = segment.Walk(
+                self._files,
+                self._descriptor(number),
+                marker,
+                start=place[0],
+                end=place[1],
+                next_seq=least_seq,
+                bodies=False,
+            )
+            return array("Q", (item.offset for item in walk if isinstance(item, segment.Found)))
+        except OSError:
+            self.forget([number])
+            raise
 
     def forget(self, numbers: list[int]) -> None:
         """Segments that are deleted: an open descriptor would keep their room on the disk."""
@@ -100,5 +112,5 @@ class Loader:
 
     def _drop(self) -> None:
         _, descriptor = self._open.popitem(last=False)
-        with suppress(OSError):
+        with suppress(OSError, MemoryError):
             self._files.close(descriptor)

@@ -249,9 +249,9 @@ class GroupCommit:
         if self._pending.frames or self._sync_due or self._hint_sync_due or self._note_waiters:
             if not self.stalled or "probe" not in self._timers:
                 self.kick()
-        elif self._state.touched:
-            # What could not be written now is tried again with the next frames, or after a while.
-            self._after("hints", _PROBE if outcome.hint_errors else _HINT_DELAY, self.kick)
+        elif self._state.touched or outcome.kept:
+            # What could not be written or deleted now is tried again with the next frames, or after a while.
+            self._after("hints", _PROBE if outcome.hint_errors or outcome.kept else _HINT_DELAY, self.kick)
 
     # Time
 
