@@ -79,6 +79,19 @@ async def compaction(history: History) -> None:
     await history.put()
 
 
+async def compacted(history: History) -> None:
+    """One old record pins a segment, which is written anew without the others, in the background."""
+    for _ in range(4):
+        await history.put(4, size=200)
+    lease = await history.lease()
+    await history.ack(lease, [at for at in range(14) if at != 5])
+    await asyncio.sleep(5)
+    await history.nack(lease)
+    await history.put()
+    await history.ack(await history.lease(2))
+    await asyncio.sleep(5)
+
+
 async def delayed(history: History) -> None:
     """Records that wait for their time, while others come in."""
     await history.put(3)
@@ -157,6 +170,7 @@ PROVERS = {
     "dead letters": lambda: Prover(dead_letters, **SMALL),
     "purged": lambda: Prover(purged, **SMALL),
     "compaction": lambda: Prover(compaction, **SMALL),
+    "compacted": lambda: Prover(compacted, **{**SMALL, "segment_bytes": 3_000}),
     "delayed": lambda: Prover(delayed, **SMALL),
     "attempts": lambda: Prover(attempts, **SMALL, max_attempts=2),
     "reopened": lambda: Prover(reopened, **SMALL),

@@ -227,14 +227,14 @@ class Rewrite:
         started = self._writing >= 0 or self._frames > 0
         self._close()
         if started:
-            with suppress(OSError):
+            with suppress(OSError, MemoryError):
                 # The next opening removes it.
                 self._files.unlink(self.path)
 
     def _close(self) -> None:
         for descriptor in (self._reading, self._writing):
             if descriptor >= 0:
-                with suppress(OSError):
+                with suppress(OSError, MemoryError):
                     self._files.close(descriptor)
         self._reading = self._writing = -1
 
