@@ -153,7 +153,7 @@ SIGNATURES = {
     "DurableQueue.stats": "()",
     "DurableQueue.close": "async ()",
     "Lease.ack": "async (seqs=None)",
-    "Lease.nack": "async (delay=0, seqs=None, *, reason='nack', counted=True)",
+    "Lease.nack": "async (delay=0, seqs=None, *, reason='nack', counted=True, more=0)",
     "Lease.dead_letter": "async (reason, seqs=None)",
     # export
     "Exporter.consume": "async (batch)",

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _CANCEL_GRACE = 0.25
 _KEPT_LEAST = 64
 _LOOK = 1.0
+# How often in the time of a lease the leases of batches that wait are extended.
+_EXTENSIONS = 3
 
 
 class Engine:
@@ -78,6 +80,7 @@ class Engine:
         self._failing_over: asyncio.Task[None] | None = None
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._watching: asyncio.TimerHandle | None = None
+        self._extending: asyncio.TimerHandle | None = None
         self.waiters = DeliveryWaiters()
         self.kept = KeptBatches(max(_KEPT_LEAST, 4 * self._most_sends))
         self.disk: DiskQueue | None = None
@@ -163,6 +166,7 @@ class Engine:
             on_settled=self._settled,
             more=lambda: bool(self.failover),
         )
+        self.kept.on_add = self._kept_added
 
     def start(self) -> None:
         """Begin to send."""
@@ -187,9 +191,22 @@ class Engine:
         if self.pipeline is not None:
             await self.pipeline.carry(batch, permit)
             return
-        if self._decode is not None and not batch.repeats:
+        if self._decode is not None and not batch.made:
             batch.decode(self._decode)
+            batch.made = True
         await self.sender.deliver(batch, permit)
+
+    def _kept_added(self) -> None:
+        self.puller.ring()  # a wait for records must end when this batch is due
+        if self.disk is not None and self._extending is None:
+            self._extending = self._loop.call_later(self.disk.lease_time / _EXTENSIONS, self._extend_kept)
+
+    def _extend_kept(self) -> None:
+        """In a long outage batches wait for longer than the time of a lease."""
+        self._extending = None
+        if self.kept:
+            self.kept.extend_all()
+            self._kept_added()
 
     def _note_latency(self, seconds: float, records: int) -> None:
         self.counts.latency = moved(self.counts.latency, seconds, self._alpha)
@@ -317,8 +334,9 @@ class Engine:
 
     async def close(self, deadline: float) -> tuple[list[Any], int]:
         """Close everything: the records that are left over, without a disk; and how many stay on it."""
-        if self._watching is not None:
-            self._watching.cancel()
+        for timer in (self._watching, self._extending):
+            if timer is not None:
+                timer.cancel()
         if self.pipeline is not None:
             self.pipeline.close()
         on_disk = 0

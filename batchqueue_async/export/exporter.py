@@ -218,14 +218,19 @@ class Exporter:
             # batch after the other lets them be sent meanwhile.
             await asyncio.sleep(0)
             self._check()
+        placed = [] if placed is None else placed
         try:
             await engine.queue.put(batch, placed)
         except QueueFullError as error:
             engine.counts.refused += len(batch) - error.accepted
             engine.counts.disk_full += isinstance(error, DiskFullError)
             raise
-        engine.counts.accepted_batches += 1
-        engine.puller.arrived(len(batch))
+        finally:
+            # Whatever ended it: of a call that is larger than the queue, a first part may have come in.
+            count = sum([len(each.places) for each in placed])
+            if count:
+                engine.counts.accepted_batches += 1
+                engine.puller.arrived(count)
 
     def _check(self) -> None:
         if self._phase != "open":

@@ -106,6 +106,8 @@ class RetryPolicy:
         jitter: draw each delay between 0 and what it would be, so that batches that failed together return apart.
         max_attempts: sends of a record, those before a restart included, after which it goes to the dead letters (or
             into the failover queue); None sends for ever. An attempt that met an `AuthError` does not count.
+        max_crashes: with a path, sends of a record alone that the process did not survive, one after the other, after
+            which it goes to the dead letters; None sends for ever.
         max_age: seconds after `consume`, likewise; a record is always sent once.
         budget: bounds the repetitions while they fail; None does not.
         isolate: find the records that are the reason where a batch is refused for good, so that they alone go to the
@@ -122,6 +124,7 @@ class RetryPolicy:
     max_delay: Duration = default(300.0)
     jitter: bool = True
     max_attempts: int | None = None
+    max_crashes: int | None = 5
     max_age: OptionalDuration = default(None)
     budget: RetryBudget | None = _BUDGET
     isolate: bool = True
@@ -141,6 +144,7 @@ _RETRY_RULES: dict[str, Rule] = {
     "max_delay": Seconds(),
     "jitter": Flag(),
     "max_attempts": Whole(optional=True),
+    "max_crashes": Whole(least=2, optional=True),
     "max_age": Seconds(optional=True),
     "budget": Kind(wanted=RetryBudget, optional=True),
     "isolate": Flag(),

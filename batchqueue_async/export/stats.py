@@ -77,7 +77,7 @@ class ExporterStats:
 
     Attributes:
         name: the exporter's name.
-        accepted: records that `consume` confirmed; accepted_batches: the calls.
+        accepted: records that `consume` confirmed; accepted_batches: the calls of which any came in.
         recovered: records that were on disk when the exporter was opened.
         refused: records that `consume` did not take, since there was no room.
         delivered: records that the sink took; delivered_batches: its sends that succeeded, parts of batches included.

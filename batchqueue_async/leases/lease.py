@@ -166,17 +166,24 @@ class Lease:
         return self._owner.ack(self, self._take(seqs))
 
     async def nack(
-        self, delay: float = 0, seqs: Iterable[int] | None = None, *, reason: str = "nack", counted: bool = True
+        self,
+        delay: float = 0,
+        seqs: Iterable[int] | None = None,
+        *,
+        reason: str = "nack",
+        counted: bool = True,
+        more: int = 0,
     ) -> int:
         """Deliver the records again, all or these, not before `delay` seconds; `reason` is for the counts.
 
-        Not `counted`, this lease is no attempt: nobody tried what the records are for.
+        Not `counted`, this lease is no attempt: nobody tried what the records are for. `more` attempts were made on
+        this lease besides the one that it counts for.
         """
         if not delay >= 0:
             raise ConfigError(f"Lease.nack: delay={delay!r} is below 0; give 0 or more seconds")
         taken = self._take(seqs)
-        if not counted:
-            taken = [run._replace(attempts=run.attempts - 1) for run in taken]
+        if more or not counted:
+            taken = [run._replace(attempts=run.attempts + more - (not counted)) for run in taken]
         return self._owner.nack(self, taken, delay, reason)
 
     async def dead_letter(self, reason: str, seqs: Iterable[int] | None = None) -> int:

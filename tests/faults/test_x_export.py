@@ -759,6 +759,66 @@ async def test_x_28_refused_is_what_did_not_come_in():
             await export.consume(list(range(20)))
         stats = check(export)
         assert (stats.accepted, stats.refused, caught.value.accepted) == (10, 10, 10)
+        assert stats.accepted_batches == 1  # a part of it came in
+
+
+@pytest.mark.parametrize("overflow", ["drop_oldest", "drop_newest", "reject"])
+async def test_x_28_accepted_batches_are_those_of_which_anything_came_in(overflow, place):
+    sink = Destination(answer=lambda _: down())
+    async with exporter(sink, place, max_records=10, overflow=overflow, drain_timeout=0) as export:
+        for start in range(0, 35, 5):
+            with contextlib.suppress(bq.QueueFullError):
+                await export.consume(list(range(start, start + 5)))
+        stats = check(export)
+    assert stats.accepted_batches == (7 if overflow == "drop_oldest" else 2)
+    assert stats.accepted == 5 * stats.accepted_batches
+
+
+async def test_x_28_accepted_batches_count_a_call_with_a_record_that_has_no_form_on_disk(tmp_path):
+    async with exporter(Destination(), tmp_path / "queue") as export:
+        with pytest.raises(bq.DeliveryError):
+            await export.consume(["a", object()])
+        with pytest.raises(bq.DeliveryError):
+            await export.consume([object()])
+        assert (check(export).accepted, check(export).accepted_batches) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (bq.ThrottledError("429"), "throttled"),
+        (bq.RetryableError("503", error_type="server"), "server"),
+        (bq.RetryableError("no answer", error_type="timeout"), "timeout"),
+        (bq.RetryableError("connect: refused", error_type="refused"), "refused"),
+        (bq.RetryableError("429", retry_after=1.0), "throttled"),
+        (bq.RetryableError("503", retry_after=1.0, error_type="server"), "server"),
+        (bq.RetryableError("no more to say"), "retryable"),
+        (TimeoutError(), "timeout"),
+        (ConnectionRefusedError(), "refused"),
+        (ConnectionResetError(), "network"),
+        (OSError("no route"), "network"),
+        (EOFError(), "network"),
+        (bq.AuthError("401"), "auth"),
+        (bq.ConfigError("no table"), "config"),
+        (bq.TooLargeError("413"), "too_large"),
+        (bq.PermanentError("400"), "permanent"),
+        (KeyError("x"), "unexpected"),
+    ],
+)
+async def test_x_28_errors_are_told_apart_in_the_counts(error, kind, place):
+    sink = Destination(answer=script(error))
+    async with exporter(sink, place, auth_pause=1.0) as export:
+        await export.consume(["a"])
+        await export.flush()
+        assert check(export).failures == {kind: 1}
+
+
+async def test_x_28_a_send_that_takes_too_long_counts_as_timeout(place):
+    sink = Destination(latency=100.0)
+    async with exporter(sink, place, send_timeout=5.0, drain_timeout=0) as export:
+        await export.consume(["a"])
+        await advance(6.0)
+        assert check(export).failures == {"timeout": 1}
 
 
 async def test_x_28_a_coroutine_is_told_of_dead_letters(place):

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class FailoverEntry(Batch):
     """A batch in the failover queue. What is not settled of it stays there."""
 
-    __slots__ = ("delivered", "left", "lowest", "size")
+    __slots__ = ("_parts", "delivered", "left", "lowest")
 
     def __init__(self, records: list[Any], numbers: list[int], enqueued_ns: int) -> None:
-        super().__init__(records, numbers, attempts=2, enqueued_ns=enqueued_ns)
+        super().__init__(records, numbers, attempts=2, enqueued_ns=enqueued_ns, weight=sum(weights(records)))
         self.left = dict.fromkeys(range(len(records)))
+        self._parts: list[list[int]] = []
         self.delivered = 0
-        self.size = sum(weights(records))
         self.lowest = min(numbers)
 
     def attempts_by_place(self) -> list[int]:
@@ -67,12 +67,25 @@ class FailoverEntry(Batch):
             del self.left[place]
         return len(gone)
 
-    def rest(self) -> FailoverEntry:
-        """What is left of it, as an entry of its own."""
-        if len(self.left) == len(self):
-            return self
-        places = sorted(self.left)
-        return FailoverEntry([self.records[at] for at in places], [self.numbers[at] for at in places], self.enqueued_ns)
+    def divide(self, places: Sequence[int]) -> None:
+        """These were a part of it that the destination may take where it refused the whole."""
+        self._parts.append([place for place in places if place in self.left])
+
+    def rest(self) -> list[FailoverEntry]:
+        """What is left of it, in the parts that it is to be sent in, each an entry of its own."""
+        if len(self.left) == len(self) and not self._parts:
+            return [self]
+        parts: list[list[int]] = []
+        for part in self._parts:
+            parts.append([place for place in part if place in self.left])
+            for place in parts[-1]:
+                del self.left[place]
+        parts.append(sorted(self.left))
+        return [
+            FailoverEntry([self.records[at] for at in part], [self.numbers[at] for at in part], self.enqueued_ns)
+            for part in parts
+            if part
+        ]
 
 
 class Failover:
@@ -115,7 +128,7 @@ class Failover:
         gone: list[int] = []
         while len(self._entries) > self._policy.max_entries or self.size > self._policy.max_bytes:
             old = self._leave()
-            self.size -= old.size
+            self.size -= old.weight
             self.evicted += len(old)
             gone += old.numbers
         return gone
@@ -124,7 +137,7 @@ class Failover:
         (self._entries.append if last else self._entries.appendleft)(entry)
         self._lowest.add(entry.lowest)
         self._records += len(entry)
-        self.size += entry.size
+        self.size += entry.weight
 
     def _leave(self) -> FailoverEntry:
         entry = self._entries.popleft()
@@ -142,10 +155,11 @@ class Failover:
         entry, self._out = self._out, None
         if entry is None:
             return True
-        self.size -= entry.size
+        self.size -= entry.weight
         if not entry.left:
             return True
-        self._enter(entry.rest(), last=False)
+        for part in reversed(entry.rest()):
+            self._enter(part, last=False)
         return False
 
     def take_all(self) -> list[Any]:

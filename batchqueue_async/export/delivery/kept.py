@@ -10,6 +10,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from batchqueue_async.export.delivery.leased_batch import LeasedBatch
 
 
@@ -17,11 +19,13 @@ class KeptBatches:
     """Batches by the time at which they are due.
 
     Attributes:
-        most: how many may wait.
+        most: how many may wait before nothing new is sent; parts of one batch may be a few more.
+        on_add: called when one comes to them.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.on_add: Callable[[], None] = _nobody
         self._heap: list[tuple[float, int, LeasedBatch]] = []
         self._count = 0
 
@@ -41,14 +45,25 @@ class KeptBatches:
     def add(self, batch: LeasedBatch, due: float) -> None:
         """Keep a batch until then."""
         self._count += 1
+        batch.kept = True
         heappush(self._heap, (due, self._count, batch))
+        self.on_add()
 
     def take_due(self, now: float) -> LeasedBatch | None:
         """A batch whose time has come."""
         return heappop(self._heap)[2] if self._heap and self._heap[0][0] <= now + 1e-6 else None
+
+    def extend_all(self) -> None:
+        """Let the time that their leases may take begin anew: they may wait for longer than that."""
+        for _, _, batch in self._heap:
+            batch.extend()
 
     def take_all(self) -> list[LeasedBatch]:
         """All of them: at the end."""
         batches = [batch for _, _, batch in self._heap]
         self._heap.clear()
         return batches
+
+
+def _nobody() -> None:
+    """Nobody asked."""

@@ -6,14 +6,17 @@ A record is known by its place in the batch. Whole batches, by far the most, are
 from __future__ import annotations
 
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async.errors import PermanentError
+from batchqueue_async.export.delivery.part_lease import PartLease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from batchqueue_async.export.send_queue.protocol import QueueLease, Span
+
+_Lease = TypeVar("_Lease")
 
 
 class Batch:
@@ -28,15 +31,19 @@ class Batch:
         originals: the records before they were prepared; None if they were not.
         prepared: what the sink made of all of the records for `send_prepared`; None if it did not.
         kept: whether it waits for its repetition as it is.
+        weight: its bytes, as the send queue counts them.
     """
 
-    __slots__ = ("attempts", "broken", "enqueued_ns", "kept", "numbers", "originals", "prepared", "records")
+    __slots__ = ("attempts", "broken", "enqueued_ns", "kept", "numbers", "originals", "prepared", "records", "weight")
 
-    def __init__(self, records: list[Any], numbers: Sequence[int], *, attempts: int, enqueued_ns: int) -> None:
+    def __init__(
+        self, records: list[Any], numbers: Sequence[int], *, attempts: int, enqueued_ns: int, weight: int
+    ) -> None:
         self.records = records
         self.numbers = numbers
         self.attempts: int = attempts
         self.enqueued_ns = enqueued_ns
+        self.weight = weight
         self.broken: dict[int, PermanentError] = {}
         self.originals: list[Any] | None = None
         self.prepared: Any = None
@@ -119,15 +126,25 @@ class Batch:
     def extend(self) -> None:
         """Let the time that they may take begin anew."""
 
+    def divide(self, places: Sequence[int]) -> None:
+        """Where nothing is leased: these records are to be sent again as a batch of their own."""
+
 
 class LeasedBatch(Batch):
     """A batch of the send queue, and the leases that its records are settled with.
 
     A batch that is kept together for its repetition is the same object each time it is sent; `repeats` counts how
     often it was sent before, since its lease was granted only once.
+
+    Attributes:
+        repeats: how often it was sent since its records were leased, this time not included.
+        apart: whether it is never put together with other records again: a part of a batch that was refused as a whole,
+            or a batch that was under way when the exporter was closed.
+        made: whether its records have been decoded and prepared.
+        note: the number of its last send in the attempt log; 0 where there is none.
     """
 
-    __slots__ = ("_leases", "_payloads", "_starts", "repeats", "weight")
+    __slots__ = ("_leases", "_payloads", "_starts", "apart", "made", "note", "repeats")
 
     def __init__(self, leases: list[QueueLease]) -> None:
         self._leases = leases
@@ -139,14 +156,16 @@ class LeasedBatch(Batch):
             self._payloads = list(chain.from_iterable(lease.payloads for lease in leases))
             numbers = list(chain.from_iterable(lease.numbers for lease in leases))
         self._starts = [0, *accumulate(map(len, leases))]
-        self.weight = sum([lease.weight for lease in leases])
         self.repeats = 0
+        self.apart = self.made = False
+        self.note = 0
         spans = self._spans()
         super().__init__(
             self._payloads,
             numbers,
             attempts=max([span.attempts for span in spans]),
             enqueued_ns=min([span.enqueued_ns for span in spans]),
+            weight=sum([lease.weight for lease in leases]),
         )
 
     def _spans(self) -> list[Span]:
@@ -163,6 +182,21 @@ class LeasedBatch(Batch):
         """It was not sent after all."""
         self.repeats -= 1
         self.attempts -= 1
+
+    def part(self, places: Sequence[int]) -> LeasedBatch:
+        """Some of its records as a batch of their own, never put together with others; they are this one's no more."""
+        places = sorted(places)
+        owners = [each if isinstance(each, PartLease) else PartLease(each, range(len(each))) for each in self._leases]
+        self._leases = list(owners)
+        parts = [owner.split(indices) for owner, indices in self._by_lease(owners, places)]
+        part = LeasedBatch(list(parts))
+        part.records = self.take(places)
+        part.originals = None if self.originals is None else self.take_originals(places)
+        part.apart = True
+        part.made = self.made
+        part.repeats = self.repeats
+        part.attempts += self.repeats
+        return part
 
     def decode(self, decode: Callable[[Sequence[bytes]], list[Any]]) -> None:
         """Make the records of what the disk has; the places of those that can't be are in `broken`."""
@@ -237,7 +271,7 @@ class LeasedBatch(Batch):
         """The records, all that are left or these, are to be sent again; how many."""
         done = 0
         for lease, indices in self._shares(places):
-            done += await lease.nack(delay, indices, reason=reason, counted=counted)
+            done += await lease.nack(delay, indices, reason=reason, counted=counted, more=self.repeats)
         return done
 
     async def dead_letter(self, reason: str, places: Sequence[int] | None = None) -> int:
@@ -257,9 +291,13 @@ class LeasedBatch(Batch):
         leases = self._leases
         if places is None or len(places) == len(self):
             return [(lease, None) for lease in leases]
+        return list(self._by_lease(leases, places))
+
+    def _by_lease(self, leases: Sequence[_Lease], places: Sequence[int]) -> list[tuple[_Lease, Sequence[int]]]:
+        """Each lease that has some of the places, with those, as its own indices."""
         if len(leases) == 1:
             return [(leases[0], places)]
-        shares: list[tuple[QueueLease, Sequence[int] | None]] = []
+        shares: list[tuple[_Lease, Sequence[int]]] = []
         ordered, at = sorted(places), 0
         for lease, start, end in zip(leases, self._starts, self._starts[1:], strict=False):
             low = at

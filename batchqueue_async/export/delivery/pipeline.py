@@ -64,8 +64,9 @@ class Pipeline:
         async with self._preparers:
             self.preparing += 1
             try:
-                if not batch.repeats:  # what is sent again as it is was prepared the first time
+                if not batch.made:  # what is sent again as it is was prepared the first time
                     await self._context.loop.run_in_executor(self._threads, partial(self._make, batch))
+                    batch.made = True
             finally:
                 self.preparing -= 1
             await self._channel.acquire()

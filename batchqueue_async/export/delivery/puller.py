@@ -15,6 +15,7 @@ from batchqueue_async._support.log import describe
 from batchqueue_async.errors import QueueClosedError
 from batchqueue_async.export.delivery.classify import is_fatal, is_sinks_own
 from batchqueue_async.export.delivery.leased_batch import LeasedBatch
+from batchqueue_async.export.delivery.resume import resume
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -87,8 +88,12 @@ class Puller:
     # -- the task ------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        resumed = False
         while True:
             try:
+                if not resumed:
+                    resumed = True
+                    await resume(self._context, self._kept)
                 while await self._may_send():
                     batch = await self._collect()
                     if batch is not None:
@@ -266,9 +271,8 @@ class Puller:
 
     async def _return(self, batch: LeasedBatch, delay: float, why: str) -> None:
         """A batch that was not sent goes back to where it came from."""
-        if batch.repeats:
+        if batch.repeats or batch.apart:
             batch.unrepeat()
-            batch.kept = True
             self._kept.add(batch, self._context.now() + delay)
         else:
             await batch.nack(delay, reason=why, counted=False)
@@ -287,8 +291,5 @@ class Puller:
         finally:
             context.gate.release(permit)
             self.active -= 1
-            if batch.kept:
-                self.ring()  # a wait for records must end when this batch is due
-            else:
-                self.poke()
+            self.poke()
             self._on_settled()

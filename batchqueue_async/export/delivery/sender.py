@@ -4,13 +4,18 @@ send -- taken --> ack              too large --> halves, down to the record --> 
      -- partly --> each by itself  refused for good --> without the culprits, or in halves --> dead letter
      -- destination not well --> back into the queue, with a delay, or given up when its attempts are over
      -- credentials refused --> back into the queue, and everything pauses
+
+What was divided stays divided: a part of a batch that was refused as a whole is set aside, and waits by itself for its
+repetition. Put together again it would be refused again, for ever where the parts meet another error each time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async._support import log
@@ -65,6 +70,7 @@ class BatchSender:
         self._keyed = context.sink if isinstance(context.sink, KeyedSink) else None
         self._preparing = context.sink if isinstance(context.sink, PreparingSink) else None
         self._alone = asyncio.Lock()
+        self._in_any_order = context.config.ordering == "any"
         self.failover: Callable[[Batch, Sequence[int]], None] | None = None
         self.on_latency: Callable[[float, int], None] = _ignore
         self.on_failure: Callable[[], None] = _ignore
@@ -94,15 +100,16 @@ class BatchSender:
             if given is None:
                 given = context.gate.acquire(context.now())
             if given is not None and not context.rate.unlimited:
-                given = await self._wait_for_turn(batch, given)
+                given = await self._wait_for_turn(batch.weight * plan.size // len(batch), given)
             if given is None:
-                await self._put_off(batch, plan.rest(), "gate_closed", counted=False)
+                await self._put_off(batch, plan, plan.next(), "gate_closed")
                 return
             batch.extend()
             places = plan.next()
             outcome = await self._attempt(batch, places, given)
             if isinstance(outcome, BaseException):
                 going = await self._failed(batch, plan, places, outcome, given)
+                self._end_note(batch)
             else:
                 going = await self._sent(batch, plan, places, outcome, given)
             if not going:
@@ -130,20 +137,22 @@ class BatchSender:
         self, batch: Batch, suspects: list[int], crashes: dict[int, int]
     ) -> list[Sequence[int]] | None:
         """The sends of a batch with records whose sends the process did not survive; None for one send as ever."""
-        most = self._context.config.retry.max_attempts
-        over = [place for place in suspects if most is not None and crashes[batch.numbers[place]] >= most]
+        retry = self._context.config.retry
+        limits = {"max_attempts": retry.max_attempts, "max_crashes": retry.max_crashes}
+        set_ = [(name, limit) for name, limit in limits.items() if limit is not None]
+        name, most = min(set_, key=itemgetter(1), default=("", math.inf))
+        over = [place for place in suspects if crashes[batch.numbers[place]] >= most]
         for place in over:
             count = crashes[batch.numbers[place]]
-            await self.give_up(batch, [place], f"{count} attempts, and max_attempts={most}; the process ended in each")
+            await self.give_up(batch, [place], f"{count} attempts, and {name}={most}; the process ended in each")
         if not any(crashes.get(batch.numbers[place], 0) >= _SUSPECT for place in suspects) and not over:
             return None
         gone = {*over, *batch.broken}
         return [[place] for place in range(len(batch)) if place not in gone]
 
-    async def _wait_for_turn(self, batch: Batch, permit: SendPermit) -> SendPermit | None:
-        """Wait as long as the pace asks for; what leave there is then."""
+    async def _wait_for_turn(self, size: int, permit: SendPermit) -> SendPermit | None:
+        """Wait as long as the pace asks for a send of so many bytes; what leave there is then."""
         context = self._context
-        size = batch.weight if isinstance(batch, LeasedBatch) else 0
         wait = context.rate.reserve(context.now(), size)
         if wait <= 0:
             return permit
@@ -179,11 +188,30 @@ class BatchSender:
     ) -> SendResult | BaseException | None:
         attempts = self._context.attempts
         assert attempts is not None  # noqa: S101 - asked by the caller
-        send = attempts.started(numbers)
+        repeats, after = (batch.repeats, batch.note) if isinstance(batch, LeasedBatch) else (0, 0)
+        note = attempts.started(numbers, repeats, after)
         try:
-            return await self._send(batch, places, permit)
-        finally:
-            attempts.ended(send)
+            outcome = await self._send(batch, places, permit)
+        except BaseException:
+            # Cut off: the destination may have taken it.
+            (attempts.kept if self._context.together else attempts.ended)(note)
+            raise
+        if len(numbers) == 1:
+            attempts.survived(numbers)
+        if isinstance(batch, LeasedBatch):
+            batch.note = 0
+            if self._context.together and isinstance(outcome, BaseException) and _may_be_kept(outcome):
+                batch.note = note
+                return outcome
+        attempts.ended(note)
+        return outcome
+
+    def _end_note(self, batch: Batch) -> None:
+        """What is not sent again as it is need not be known again."""
+        attempts = self._context.attempts
+        if attempts is not None and isinstance(batch, LeasedBatch) and batch.note and not batch.kept:
+            attempts.ended(batch.note)
+            batch.note = 0
 
     async def _send(self, batch: Batch, places: Sequence[int], permit: SendPermit) -> SendResult | BaseException | None:
         context, counts = self._context, self._context.counts
@@ -272,11 +300,12 @@ class BatchSender:
         counts, retry = self._context.counts, self._context.config.retry
         disposition, kind = self._note(error, permit, batch)
         if disposition in SENT_AGAIN:
-            rest = plan.rest()
-            await self._repeat(batch, places, rest, error, kind)
+            apart = self._context.together or plan.divided or _is_apart(batch)
+            await self._repeat(batch, places, error, kind, apart=apart)
+            await self._give_back(batch, plan, "not_tried")
             return False
         if disposition is Disposition.PAUSE:
-            await self._put_off(batch, [*places, *plan.rest()], kind, counted=False)
+            await self._put_off(batch, plan, places, kind)
             return False
         if disposition is Disposition.SPLIT and len(places) > 1:
             counts.splits += 1
@@ -291,8 +320,12 @@ class BatchSender:
                 await self.give_up(batch, named, reason(error))
             if not found:
                 # It goes on later: what is left may be good, and is not given up for what others were.
-                left = [place for place in [*places, *plan.rest()] if place not in set(named)]
-                await self._nack(batch, self._context.backoff.delay(1), left, "isolating", counted=False)
+                left = [place for place in places if place not in set(named)]
+                delay = self._context.backoff.delay(1)
+                if left:
+                    await self._set_aside(batch, left, delay, "isolating", counted=False)
+                for part in plan.rest():
+                    await self._nack(batch, delay, part, "isolating", counted=False)
             return found
         await self.give_up(batch, places, reason(error))
         return True
@@ -300,22 +333,19 @@ class BatchSender:
     # -- what becomes of records ---------------------------------------------------------------------------------
 
     async def _repeat(
-        self, batch: Batch, places: Sequence[int], rest: Sequence[int], error: BaseException, kind: str
+        self, batch: Batch, places: Sequence[int], error: BaseException, kind: str, *, apart: bool
     ) -> None:
-        """Put records off that were sent, or give up those whose attempts are over; the rest goes back as it came."""
+        """Put records off that were sent, or give up those whose attempts are over; `apart`, they stay together."""
         context = self._context
-        whole = len(places) == batch.unsettled
         again = await self._unexhausted(batch, places, error)
         if not again:
-            await self._nack(batch, 0.0, rest, "not_tried", counted=False)
             return
         asked = error.retry_after if isinstance(error, RetryableError) else None
         unknown = classify(error).disposition is Disposition.UNKNOWN and batch.attempts > 1 and not context.strict
-        if whole and len(again) == len(batch) and context.together and not unknown and isinstance(batch, LeasedBatch):
+        if apart and not unknown and len(again) == len(places):
             context.counts.backoff = delay = context.backoff.delay(batch.attempts, asked)
-            self._keep(batch, delay)
-            return
-        if unknown and len(again) > 1:
+            await self._set_aside(batch, again, delay, kind, counted=True)
+        elif unknown and len(again) > 1:
             # One record may be the reason: in two halves, so that the other half gets through.
             middle = (len(again) + 1) // 2
             for part, spread in ((again[:middle], 1.0), (again[middle:], 1.5)):
@@ -327,20 +357,41 @@ class BatchSender:
             for attempts, part in batch.by_attempts(again).items():
                 context.counts.backoff = delay = context.backoff.delay(attempts, asked)
                 await self._nack(batch, delay, part, kind)
-        await self._nack(batch, 0.0, rest, "not_tried", counted=False)
 
-    def _keep(self, batch: LeasedBatch, delay: float) -> None:
-        batch.extend()
-        batch.kept = True
-        self._kept.add(batch, self._context.now() + delay)
-
-    async def _put_off(self, batch: Batch, places: Sequence[int], why: str, *, counted: bool) -> None:
-        """Records go back as they came, or their batch is kept together."""
-        if isinstance(batch, LeasedBatch) and batch.repeats and len(places) == len(batch):
-            batch.unrepeat()
-            self._keep(batch, 0.0)
+    async def _set_aside(self, batch: Batch, places: Sequence[int], delay: float, why: str, *, counted: bool) -> None:
+        """Let records wait for their repetition as a batch of their own."""
+        context = self._context
+        if not isinstance(batch, LeasedBatch):
+            batch.divide(places)
+            await self._nack(batch, delay, places, why, counted=counted)
             return
-        await self._nack(batch, 0.0, places, why, counted=counted)
+        part = batch if len(places) == len(batch) else batch.part(places)
+        if part is not batch:
+            part.note, batch.note = batch.note, 0
+        if not counted:
+            part.unrepeat()
+        part.extend()
+        self._kept.add(part, context.now() + delay)
+        if part.note and context.attempts is not None:
+            context.attempts.kept(part.note)
+
+    async def _put_off(self, batch: Batch, plan: SendPlan, places: Sequence[int], why: str) -> None:
+        """Records go back as they came, with what is left of the plan, or wait as a batch of their own."""
+        repeated = isinstance(batch, LeasedBatch) and batch.repeats > 0 and len(places) == len(batch)
+        if repeated or plan.divided or _is_apart(batch):
+            await self._set_aside(batch, places, 0.0, why, counted=False)
+        else:
+            await self._nack(batch, 0.0, places, why, counted=False)
+        await self._give_back(batch, plan, why)
+
+    async def _give_back(self, batch: Batch, plan: SendPlan, why: str) -> None:
+        """The records that have not been sent go back as they came."""
+        apart = (plan.divided or _is_apart(batch)) and self._in_any_order
+        for part in plan.rest():
+            if apart:
+                await self._set_aside(batch, part, 0.0, why, counted=False)
+            else:
+                await self._nack(batch, 0.0, part, why, counted=False)
 
     async def _nack(self, batch: Batch, delay: float, places: Sequence[int], why: str, *, counted: bool = True) -> None:
         """Give records back, so many between two turns of the loop."""
@@ -442,14 +493,15 @@ class BatchSender:
                 again = True
                 if disposition is Disposition.UNKNOWN:
                     context.warn_of(error)
-                await self._repeat(batch, part, (), error, kind)
+                await self._repeat(batch, part, error, kind, apart=plan.divided or _is_apart(batch))
             else:
                 await self.give_up(batch, part, reason(error))
         if pausing:
-            await self._nack(batch, 0.0, [*paused, *plan.rest()], "auth", counted=False)
+            await self._nack(batch, 0.0, paused, "auth", counted=False)
+            await self._give_back(batch, plan, "auth")
             return False
-        if again and (context.key is not None or context.config.ordering == "order"):
-            await self._nack(batch, 0.0, plan.rest(), "not_tried", counted=False)
+        if again and not self._in_any_order:
+            await self._give_back(batch, plan, "not_tried")
             return False
         return True
 
@@ -487,6 +539,16 @@ async def _portions(batch: Batch, places: Sequence[int]) -> AsyncIterator[Sequen
         if low:
             await asyncio.sleep(0)
         yield places[low : low + _STEP]
+
+
+def _is_apart(batch: Batch) -> bool:
+    return isinstance(batch, LeasedBatch) and batch.apart
+
+
+def _may_be_kept(error: BaseException) -> bool:
+    """Whether a batch may wait for its repetition as it is after this."""
+    disposition = classify(error).disposition
+    return disposition in SENT_AGAIN or disposition is Disposition.PAUSE
 
 
 def _not_an_error(said: object) -> SinkError:

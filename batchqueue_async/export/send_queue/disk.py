@@ -72,11 +72,20 @@ class DiskLease:
         return await self._lease.ack(None if indices is None else self._numbers(indices))
 
     async def nack(
-        self, delay: float = 0.0, indices: Sequence[int] | None = None, *, reason: str = "nack", counted: bool = True
+        self,
+        delay: float = 0.0,
+        indices: Sequence[int] | None = None,
+        *,
+        reason: str = "nack",
+        counted: bool = True,
+        more: int = 0,
     ) -> int:
-        """All that are left, or these, come again after `delay` seconds; not `counted`, this was no attempt."""
+        """All that are left, or these, come again after `delay` seconds.
+
+        Not `counted`, this lease was no attempt; `more` attempts were made on it besides.
+        """
         seqs = None if indices is None else self._numbers(indices)
-        return await self._lease.nack(delay, seqs, reason=reason, counted=counted)
+        return await self._lease.nack(delay, seqs, reason=reason, counted=counted, more=more)
 
     async def dead_letter(self, reason: str, indices: Sequence[int] | None = None) -> int:
         """All that are left, or these, are given up; returns when the disk has them."""
@@ -204,6 +213,11 @@ class DiskQueue:
         """The next records; None when there are none in time."""
         lease = await self.queue.lease(max_records, max_bytes, wait)
         return DiskLease(self, lease) if lease else None
+
+    @property
+    def lease_time(self) -> float:
+        """Seconds after which a lease that is not extended is over."""
+        return self.queue.config.lease_timeout
 
     @property
     def queue_id(self) -> str:

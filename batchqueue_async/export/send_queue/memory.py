@@ -117,11 +117,15 @@ class MemoryLease:
         *,
         reason: str = "nack",  # noqa: ARG002 - for those who count
         counted: bool = True,
+        more: int = 0,
     ) -> int:
-        """All that are left, or these, come again after `delay` seconds; not `counted`, this was no attempt."""
+        """All that are left, or these, come again after `delay` seconds.
+
+        Not `counted`, this lease was no attempt; `more` attempts were made on it besides.
+        """
         runs = self.take(indices)
-        if not counted:
-            runs = [run._replace(attempts=run.attempts - 1) for run in runs]
+        if more or not counted:
+            runs = [run._replace(attempts=run.attempts + more - (not counted)) for run in runs]
         return self._queue.give_back(self, runs, delay)
 
     async def dead_letter(self, reason: str, indices: Sequence[int] | None = None) -> int:  # noqa: ARG002 - likewise

@@ -64,9 +64,18 @@ class QueueLease(Protocol):
         ...
 
     async def nack(
-        self, delay: float = 0.0, indices: Sequence[int] | None = None, *, reason: str = "nack", counted: bool = True
+        self,
+        delay: float = 0.0,
+        indices: Sequence[int] | None = None,
+        *,
+        reason: str = "nack",
+        counted: bool = True,
+        more: int = 0,
     ) -> int:
-        """All that are left, or these, come again after `delay` seconds; not `counted`, this was no attempt."""
+        """All that are left, or these, come again after `delay` seconds.
+
+        Not `counted`, this lease was no attempt; `more` attempts were made on it besides.
+        """
         ...
 
     async def dead_letter(self, reason: str, indices: Sequence[int] | None = None) -> int:
