@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import QueueClosedError
@@ -39,11 +39,47 @@ if TYPE_CHECKING:
     from batchqueue_async.export.send_queue.protocol import SendQueue
     from batchqueue_async.sinks.base import Sink
 
-_CANCEL_GRACE = 0.25
+# The share of the time that is left for sends to end that are cut off, and for the sink to close.
+_CUT_OFF = 0.4
+_CLOSE = 0.8
+# Nobody else holds them.
+_left_behind: set[asyncio.Task[None]] = set()
+_RESERVE = 1.0
+_RESERVED = 0.05
+_LEAST_END = 0.25
 _KEPT_LEAST = 64
 _LOOK = 1.0
 # How often in the time of a lease the leases of batches that wait are extended.
 _EXTENSIONS = 3
+
+
+class ShutdownTimes(NamedTuple):
+    """When the parts of a shutdown are to be over, so that its deadline covers all of them.
+
+    Attributes:
+        drain: the loop's time until which records are delivered.
+        end: the time at which the report is made, whatever hangs.
+    """
+
+    drain: float
+    end: float
+
+    @classmethod
+    def within(cls, now: float, timeout: float) -> ShutdownTimes:
+        """A twentieth of the time, and at most a second, is for the end; without any time at all a moment is.
+
+        Example:
+            >>> ShutdownTimes.within(100.0, 30.0)
+            ShutdownTimes(drain=129.0, end=130.0)
+            >>> ShutdownTimes.within(100.0, 0.0)
+            ShutdownTimes(drain=100.0, end=100.25)
+        """
+        reserve = min(_RESERVE, timeout * _RESERVED)
+        return cls(now + timeout - reserve, now + max(timeout, _LEAST_END))
+
+    def left(self, now: float) -> float:
+        """Seconds until the end."""
+        return max(0.0, self.end - now)
 
 
 class Engine:
@@ -301,21 +337,21 @@ class Engine:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    async def drain(self, deadline: float) -> None:
-        """Take nothing in, let everything be delivered until the deadline, then cut off what is under way."""
+    async def drain(self, end: ShutdownTimes) -> None:
+        """Take nothing in, let everything be delivered in time, then cut off what is under way."""
         puller = self.puller
         self.queue.stop_intake()
-        puller.deadline = deadline
+        puller.deadline = end.drain
         puller.ring()
         task = puller.task
         try:
             if task is not None:
-                await asyncio.wait((task,), timeout=max(0.0, deadline - self._loop.time()))
+                await asyncio.wait((task,), timeout=max(0.0, end.drain - self._loop.time()))
         finally:
             # Cancelled, the drain is over at once; what is under way must end even so.
-            await self._cut_off()
+            await self._cut_off(end)
 
-    async def _cut_off(self) -> None:
+    async def _cut_off(self, end: ShutdownTimes) -> None:
         puller = self.puller
         tasks = {
             each for each in (puller.task, self._failing_over, *puller.tasks) if each is not None and not each.done()
@@ -323,7 +359,7 @@ class Engine:
         for each in tasks:
             each.cancel()
         if tasks:
-            _, stuck = await asyncio.wait(tasks, timeout=_CANCEL_GRACE)
+            _, stuck = await asyncio.wait(tasks, timeout=_CUT_OFF * end.left(self._loop.time()))
             if stuck:
                 log.error("exporter_send_stuck", exporter=self._name, sends=len(stuck))
         error = f"exporter {self._name!r}: shut down before "
@@ -332,7 +368,7 @@ class Engine:
                 future.set_exception(QueueClosedError(error + "the flush was done"))
         self.waiters.close(QueueClosedError(error + "the records were delivered"))
 
-    async def close(self, deadline: float) -> tuple[list[Any], int]:
+    async def close(self, end: ShutdownTimes) -> tuple[list[Any], int]:
         """Close everything: the records that are left over, without a disk; and how many stay on it."""
         for timer in (self._watching, self._extending):
             if timer is not None:
@@ -341,14 +377,14 @@ class Engine:
             self.pipeline.close()
         on_disk = 0
         try:
-            await self.lifecycle.close(deadline)
+            await self.lifecycle.close(_CLOSE * end.left(self._loop.time()))
             for batch in self.kept.take_all():
                 await batch.nack(0.0, reason="cut_off")
         finally:
             self.lifecycle.disclaim()
             if self.disk is not None:
                 on_disk = self.queue.records
-                await self.disk.close()
+                await self._close_disk(self.disk, end)
         if self.disk is not None:
             return [], on_disk
         left: list[Any] = [] if self.failover is None else self.failover.take_all()
@@ -356,6 +392,19 @@ class Engine:
             self.queue.close()
             left += self.queue.take_all()
         return left, 0
+
+    async def _close_disk(self, disk: DiskQueue, end: ShutdownTimes) -> None:
+        """Close the send queue on disk; a disk that does not answer is left behind, and closed when it does."""
+        task = self._loop.create_task(disk.close(), name=f"export-{self._name}-close-queue")
+        try:
+            await asyncio.wait((task,), timeout=end.left(self._loop.time()))
+        finally:
+            if task.done():
+                task.result()
+            else:
+                log.error("send_queue_close_stuck", exporter=self._name)
+                _left_behind.add(task)
+                task.add_done_callback(_left_behind.discard)
 
 
 async def _open_disk(config: ExportConfig, open_queue: Callable[..., DurableQueue] | None) -> DiskQueue:

@@ -27,7 +27,7 @@ from batchqueue_async.errors import (
 )
 from batchqueue_async.export.config import ExportConfig
 from batchqueue_async.export.delivery.waiters import DeliveryWaiter, error_of
-from batchqueue_async.export.engine import Engine
+from batchqueue_async.export.engine import Engine, ShutdownTimes
 from batchqueue_async.export.stats import ExporterStats, ExportReport
 from batchqueue_async.sinks.base import Sink
 
@@ -108,6 +108,8 @@ class Exporter:
         self._closing: asyncio.Task[ExportReport] | None = None
         self._loop: asyncio.AbstractEventLoop
         self._engine: Engine
+        self._opening: asyncio.Task[None]
+        self._abandoned: asyncio.Future[None]
 
     def __repr__(self) -> str:
         return f"Exporter({self.name!r}, {self._phase})"
@@ -118,23 +120,48 @@ class Exporter:
             raise QueueClosedError(f"exporter {self.name!r}: {self._phase} already; make another")
         self._phase = "opening"
         self._loop = asyncio.get_running_loop()
+        self._abandoned = self._loop.create_future()
+        # A task of its own, so that a shutdown can end it, and not the caller.
+        self._opening = self._loop.create_task(self._open(), name=f"export-{self.name}-open")
         try:
-            self._engine = Engine(self.sink, self.config, name=self.name, random=self._random)
-            await self._engine.open(
-                self._open_queue,
-                check=self._check_at_start,
-                check_timeout=self._check_timeout,
-                forward=None if self._forward is None else self._forward.consume,
-            )
+            await self._opened()
         except BaseException:
-            self._phase = "closed"
-            self.__dict__.pop("_engine", None)
+            await self._undo_opening()
             raise
         self._phase = "open"
         forks.watch(self)
         everything.add("exporter", self)
         self._engine.start()
         return self
+
+    async def _opened(self) -> None:
+        await asyncio.wait((self._opening, self._abandoned), return_when=asyncio.FIRST_COMPLETED)
+        if self._phase != "opening":
+            raise QueueClosedError(f"exporter {self.name!r}: shut down while it was opening; nothing was taken in")
+        self._opening.result()
+
+    async def _undo_opening(self) -> None:
+        """The caller was cancelled, the opening failed, or a shutdown ended it, which sees to the rest then."""
+        opening = self._opening
+        try:
+            if not opening.done():
+                opening.cancel()
+                await asyncio.wait((opening, self._abandoned), return_when=asyncio.FIRST_COMPLETED)
+            if self._phase == "opening" and not opening.cancelled() and opening.exception() is None:
+                await self._engine.close(ShutdownTimes.within(self._loop.time(), self.config.drain_timeout))
+        finally:
+            if self._phase == "opening":
+                self._phase = "closed"
+            self.__dict__.pop("_engine", None)
+
+    async def _open(self) -> None:
+        self._engine = engine = Engine(self.sink, self.config, name=self.name, random=self._random)
+        await engine.open(
+            self._open_queue,
+            check=self._check_at_start,
+            check_timeout=self._check_timeout,
+            forward=None if self._forward is None else self._forward.consume,
+        )
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
@@ -232,8 +259,8 @@ class Exporter:
                 engine.counts.accepted_batches += 1
                 engine.puller.arrived(count)
 
-    def _check(self) -> None:
-        if self._phase != "open":
+    def _check(self, *, opening: bool = False) -> None:
+        if self._phase != "open" and not (opening and self._phase == "opening"):
             if self._phase == "forked":
                 raise ForkedError(
                     f"exporter {self.name!r}: opened before a fork, and this is the child; its owner is the parent. "
@@ -343,47 +370,73 @@ class Exporter:
         """Take nothing in any more, deliver what is left within `timeout` seconds, and tell what became of everything.
 
         What is not delivered by then stays on disk or, without a path, is returned in the report. A second call waits
-        for the first.
+        for the first. The time is for all of it, the sink's `close` included: what does not end in time is left behind,
+        and named in the log. Called while the exporter opens, it ends that, and `async with` raises `QueueClosedError`.
 
         Args:
-            timeout: seconds for the drain; `config.drain_timeout` when None.
+            timeout: seconds; `config.drain_timeout` when None. Less than a quarter of a second is one where the sink
+                does not end at once.
         """
         if self._closing is None:
-            if self._phase in ("new", "closed", "opening"):
-                self._phase = "closed" if self._phase == "new" else self._phase
+            if self._phase in ("new", "closed"):
+                self._phase = "closed"
                 self.report = ExportReport(name=self.name)
                 return self.report
-            self._check()
-            self._phase = "closing"
-            deadline = self._loop.time() + (self.config.drain_timeout if timeout is None else max(0.0, timeout))
-            self._close_until(deadline)
+            self._check(opening=True)
+            seconds = self.config.drain_timeout if timeout is None else max(0.0, timeout)
+            end = ShutdownTimes.within(self._loop.time(), seconds)
+            if self._phase == "opening":
+                self._phase = "closing"
+                self._closing = self._loop.create_task(self._stop_opening(end), name=f"export-{self.name}-shutdown")
+            else:
+                self._phase = "closing"
+                self._close_until(end)
             assert self._closing is not None  # noqa: S101 - made there
         # A cancelled shutdown goes on in the background: half closed is no state to leave it in.
         return await asyncio.shield(self._closing)
 
-    def _close_until(self, deadline: float) -> None:
-        self._closing = self._loop.create_task(self._finish(deadline), name=f"export-{self.name}-shutdown")
+    async def _stop_opening(self, end: ShutdownTimes) -> ExportReport:
+        """Cut an opening off, wherever it is."""
+        opening = self._opening
+        engine: Engine | None = self.__dict__.get("_engine")
+        try:
+            opening.cancel()
+            await asyncio.wait((opening,), timeout=end.left(self._loop.time()))
+            if not opening.done():
+                log.error("exporter_opening_stuck", exporter=self.name, way_out="let open() end when it is cancelled")
+            elif not opening.cancelled() and opening.exception() is None and engine is not None:
+                await engine.close(end)  # it was open in that very moment
+        finally:
+            self._phase = "closed"
+            self.report = ExportReport(name=self.name)
+            if not self._abandoned.done():
+                self._abandoned.set_result(None)
+        return self.report
+
+    def _close_until(self, end: ShutdownTimes) -> None:
+        self._closing = self._loop.create_task(self._finish(end), name=f"export-{self.name}-shutdown")
         self._closing.add_done_callback(self._closing_ended)
 
     def _closing_ended(self, closing: asyncio.Task[ExportReport]) -> None:
         if closing.cancelled() and self._phase == "closing" and not self._loop.is_closed():
-            self._close_until(self._loop.time())  # cancelled with all tasks of the loop, before it had begun
+            # Cancelled with all tasks of the loop, before it had begun.
+            self._close_until(ShutdownTimes.within(self._loop.time(), 0.0))
 
-    async def _finish(self, deadline: float) -> ExportReport:
+    async def _finish(self, end: ShutdownTimes) -> ExportReport:
         start = self._loop.time()
         engine = self._engine
         try:
-            await engine.drain(deadline)
+            await engine.drain(end)
         finally:
             # Cancelled, too: the sink and the directory are given back, and the report says what is left.
             self._phase = "closed"
             everything.remove(self)
-            report = await self._account(start, deadline)
+            report = await self._account(start, end)
         return report
 
-    async def _account(self, start: float, deadline: float) -> ExportReport:
+    async def _account(self, start: float, end: ShutdownTimes) -> ExportReport:
         engine = self._engine
-        undelivered, on_disk = await engine.close(deadline)
+        undelivered, on_disk = await engine.close(end)
         self._undelivered = len(undelivered)
         self.report = ExportReport(
             name=self.name,

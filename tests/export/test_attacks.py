@@ -354,7 +354,7 @@ async def test_shutdown_with_a_stuck_send_and_a_stuck_close_keeps_its_deadline(p
         await advance(1.0)
         begin = asyncio.get_running_loop().time()
         report = await export.shutdown(1.0)
-        assert asyncio.get_running_loop().time() - begin < 4.0
+        assert asyncio.get_running_loop().time() - begin <= 1.0
         assert report.undelivered == ["a"] if place is None else report.on_disk == 1
     sink.cancelled = 100
     for task in asyncio.all_tasks() - {asyncio.current_task()}:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 StartCheck = Literal["warn", "fail", "off"]
 
-_CLOSE_LEAST = 1.0
 _CLOSE_MOST = 5.0
-_CLOSE_GRACE = 0.25
+# The share of the time in which a sink that did not close is to end its cancelled `close`.
+_GRACE = 0.2
+_GRACE_MOST = 0.25
 # Sinks that an open exporter uses, by their identity: a sink has one owner, who opens and closes it.
 _owners: dict[int, tuple[object, str]] = {}
 
@@ -34,6 +35,7 @@ class SinkLifecycle:
         self._context = context
         self._attempts = 0
         self._claimed = False
+        self._closing: asyncio.Task[None] | None = None
         self.opened = False
 
     def claim(self) -> None:
@@ -118,7 +120,7 @@ class SinkLifecycle:
                 if check and inspect.iscoroutinefunction(look):
                     await look()
         except BaseException as error:  # whatever it is, the caller decides whether it may pass
-            await self.close(None)
+            await self.close()
             own = isinstance(error, Exception) or is_sinks_own(error)
             if is_fatal(error) or (isinstance(error, asyncio.CancelledError) and not own):
                 raise
@@ -127,21 +129,23 @@ class SinkLifecycle:
         self.opened = True
         return None
 
-    async def close(self, deadline: float | None) -> None:
-        """Close it, whatever it says to that, and leave it behind when it does not end."""
+    async def close(self, timeout: float = _CLOSE_MOST) -> None:
+        """Close it, whatever it says to that, and leave it behind when it does not end in time."""
         context = self._context
         self.opened = False
-        left = _CLOSE_MOST if deadline is None else deadline - context.now()
-        task = context.loop.create_task(self._close(), name=f"export-{context.name}-close")
+        if self._closing is None or self._closing.done():
+            # One at a time: an opening that is cut off closes the sink, too.
+            self._closing = context.loop.create_task(self._close(), name=f"export-{context.name}-close")
+        task = self._closing
         try:
-            await asyncio.wait((task,), timeout=min(_CLOSE_MOST, max(_CLOSE_LEAST, left)))
+            await asyncio.wait((task,), timeout=min(_CLOSE_MOST, (1.0 - _GRACE) * timeout))
         except BaseException:
             task.cancel()
             raise
         if task.done():
             return
         task.cancel()
-        await asyncio.wait((task,), timeout=_CLOSE_GRACE)
+        await asyncio.wait((task,), timeout=min(_GRACE_MOST, _GRACE * timeout))
         if not task.done():
             log.error("sink_close_stuck", exporter=context.name, way_out="let the sink's close() end when cancelled")
 
