@@ -347,6 +347,67 @@ async def test_x_9_a_directory_that_stays_where_it_is_keeps_its_keys(tmp_path):
     assert found[0] == found[1]
 
 
+async def used(path, *records) -> dict[object, str]:
+    """Deliver records through this directory; the key of each."""
+    sink = Keyed()
+    async with exporter(sink, path) as export:
+        await export.consume(list(records))
+        await export.flush()
+    return dict(zip(sink.records, [key for part in sink.keys for key in part], strict=True))
+
+
+async def test_x_9_a_directory_that_is_restored_in_its_place_gives_no_key_twice(tmp_path):
+    place, backup = tmp_path / "queue", tmp_path / "backup"
+    keys = await used(place, "before")
+    shutil.copytree(place, backup)
+    keys |= await used(place, "after 1", "after 2")
+    inode = place.stat().st_ino
+    for name in place.iterdir():
+        name.unlink() if name.is_file() else shutil.rmtree(name)
+    for name in backup.iterdir():
+        (shutil.copy2 if name.is_file() else shutil.copytree)(name, place / name.name)
+    assert place.stat().st_ino == inode
+    keys |= await used(place, "restored 1", "restored 2")
+    assert len(set(keys.values())) == 5
+
+
+@pytest.mark.parametrize("jump", [3_600.0, -3_600.0, 1.5])
+async def test_x_9_new_records_have_keys_of_their_own_when_a_running_machine_was_copied(jump, tmp_path):
+    """Its memory, too: what tells is that the clock of the day is set when the copy runs on."""
+    difference = 1_000.0
+    sink = Keyed(answer=lambda _: down())
+    async with exporter(sink, tmp_path / "queue", batch_records=1) as export:
+        export._engine.disk._sources._clocks = lambda: difference
+        export._engine.disk._sources._difference = difference
+        await export.consume(["before"])
+        await settle()
+        (old,) = sink.keys[0]
+        difference += 0.2  # a clock that is kept in step
+        await export.consume(["same"])
+        difference += jump
+        await export.consume(["new"])
+        sink.answer = None
+        await export.flush()
+        check(export)
+    keys = {key for part in sink.keys for key in part}
+    assert len(keys) == 3  # what was there before keeps its key
+    assert len({key.partition("/")[0] for key in keys}) == 2
+    assert old in keys
+    assert len(await used(tmp_path / "queue", "again")) == 1
+
+
+async def test_x_9_names_that_nothing_left_has_are_forgotten(tmp_path):
+    sink = Keyed()
+    async with exporter(sink, tmp_path / "queue") as export:
+        sources = export._engine.disk._sources
+        for number in range(50):
+            sources._clocks = lambda number=number: number * 3_600.0
+            await export.consume([number])
+            await export.flush()
+        assert len(sources._names) <= 2
+    assert len({key for part in sink.keys for key in part}) == 50
+
+
 # --- X-11, X-12: throttling
 
 
@@ -644,7 +705,7 @@ class Stuck(Destination):
 async def test_x_23_a_close_that_ignores_its_cancellation_does_not_hold_up_the_shutdown(place, logs):
     async with exporter(Stuck(), place, drain_timeout=0.2) as export:
         await export.consume([1])
-    assert export.report.elapsed < 2.0
+    assert export.report.elapsed <= 0.25
     assert "sink_close_stuck" in [event["event"] for event in logs]
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         export.sink.opens = 0
@@ -658,7 +719,7 @@ async def test_x_23_nor_does_a_slow_one():
 
     async with exporter(Slow(), drain_timeout=3.0) as export:
         await export.consume([1])
-    assert export.report.elapsed <= 3.5
+    assert export.report.elapsed <= 3.0
 
 
 # --- X-24: drop_oldest

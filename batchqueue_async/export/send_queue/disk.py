@@ -113,7 +113,7 @@ class DiskQueue:
     def __init__(self, queue: DurableQueue, encode: Callable[[Any], bytes] | None) -> None:
         self.queue = queue
         self.attempts = AttemptLog(queue.path)
-        self._sources = Sources(queue.path, queue.queue_id, queue.next_seq)
+        self._sources = Sources(queue.path, queue.queue_id, queue.next_seq, oldest=queue.oldest)
         self._encode = encode
         self._accepting = True
         config = queue.config
@@ -149,6 +149,8 @@ class DiskQueue:
         return await self._put_good(batch, placed)
 
     async def _put(self, payloads: list[bytes], places: Sequence[int], placed: list[Placed]) -> list[range]:
+        if self._sources.doubtful:
+            self._sources.renew(self.queue.next_seq, self.queue.oldest)
         size = sum(map(len, payloads))
         most, most_bytes = len(payloads), _PUT_BYTES
         if self._parted and (most > self._most_records or size + frame_size(most, 0) > self._most_bytes):
