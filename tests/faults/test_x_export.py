@@ -17,6 +17,9 @@ from export_kit import Destination, Keyed, check, down, exporter, script
 import batchqueue_async as bq
 from batchqueue_async.export import sizing
 from batchqueue_async.export.control.concurrency import Scaler
+from batchqueue_async.export.delivery.failover import Failover
+from batchqueue_async.export.delivery.leased_batch import LeasedBatch
+from batchqueue_async.export.send_queue.memory import MemoryQueue
 from batchqueue_async.sinks.base import SendResult
 from batchqueue_async.testing import advance, run_virtual, settle
 
@@ -412,30 +415,46 @@ async def test_x_9_names_that_nothing_left_has_are_forgotten(tmp_path):
 
 
 class Limited(Destination):
-    """A healthy server with a token bucket."""
+    """A healthy server that takes 100 requests a second: by a bucket of tokens, or by the calendar's seconds."""
 
-    rate = 100.0
-    retry_after: float | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.tokens, self.then, self.refused, self.taken = self.rate, 0.0, 0, 0
+    def __init__(self, burst: float | None = 100.0, retry_after: float | str | None = None):
+        super().__init__()
+        self.rate = 100.0
+        self.burst = burst
+        self.retry_after = retry_after
+        self.tokens, self.then, self.refused, self.taken = burst or self.rate, 0.0, 0, 0
 
     async def send(self, batch):
         await asyncio.sleep(0.01)
-        self.tokens = min(self.rate, self.tokens + (now() - self.then) * self.rate)
+        if self.burst is not None:
+            self.tokens = min(self.burst, self.tokens + (now() - self.then) * self.rate)
+        elif int(now()) != int(self.then):
+            self.tokens = self.rate
         self.then = now()
         if self.tokens < 1:
             self.refused += 1
-            raise bq.ThrottledError("429", retry_after=self.retry_after)
+            asked = self.retry_after
+            raise bq.ThrottledError("429", retry_after=int(now()) + 1 - now() if asked == "the next second" else asked)
         self.tokens -= 1
         self.taken += 1
 
 
-@pytest.mark.parametrize("retry_after", [None, 1.0])
-async def test_x_11_throttling_slows_down_and_opens_no_breaker(retry_after):
-    sink = Limited()
-    sink.retry_after = retry_after
+@pytest.mark.parametrize(
+    ("burst", "retry_after"),
+    [
+        (100.0, None),
+        (100.0, 1.0),
+        (100.0, 5.0),
+        (10.0, None),
+        (1.5, None),
+        (None, None),
+        (None, 1.0),
+        (None, "the next second"),
+    ],
+)
+async def test_x_11_throttling_slows_down_and_opens_no_breaker(burst, retry_after):
+    """8 workers: of the 100 requests that it takes a second at least 95 are used, and at most 5 % are refused."""
+    sink = Limited(burst, retry_after)
     async with exporter(sink, workers=bq.WorkerPolicy.fixed(8), batch_records=1, drain_timeout=0) as export:
         await export.consume(list(range(30_000)))
         await advance(60.0)
@@ -445,7 +464,9 @@ async def test_x_11_throttling_slows_down_and_opens_no_breaker(retry_after):
         assert stats.breaker_opens == 0
         assert stats.failures == {"throttled": sink.refused}
         assert stats.learned_rate is not None
-        used = (sink.taken - taken) / (120.0 * sink.rate)
+        # While it asks to be left alone it takes nothing.
+        alone = (sink.refused - refused) * (retry_after if isinstance(retry_after, float) else 0.0)
+        used = (sink.taken - taken) / ((120.0 - alone) * sink.rate)
         assert used >= 0.95, used
         assert (sink.refused - refused) / (sink.taken - taken) <= 0.05
 
@@ -687,6 +708,72 @@ async def test_x_18_thousands_of_records_that_are_due_at_once_wake_in_portions()
             await export.flush()
         assert steps.most < 40_000
         assert check(export).delivered == 20_000
+
+
+# 5 ms of Python, at the slowest that calls were seen to run.
+_STEP_LIMIT = 25_000
+
+
+async def test_x_18_with_40_000_delayed_batches_no_step_is_long():
+    """Each a batch of its own that failed: puts that make room, the waking of all, and their sends."""
+    queue = MemoryQueue(max_records=40_000, max_bytes=None)
+    await queue.put([b"x"] * 40_000)
+    for number in range(40_000):
+        lease = await queue.lease(1, 1_000, 0)
+        await lease.nack(100.0 + number % 7)
+    assert (queue.records, queue.leased) == (40_000, 0)
+    with Steps() as steps:
+        for _ in range(5):
+            await asyncio.sleep(0)
+            await queue.put([b"y"] * 500)
+        assert queue.oldest == 5 * 500
+        await asyncio.sleep(200.0)
+        while (lease := await queue.lease(500, 1 << 20, 0)) is not None:
+            await asyncio.sleep(0)
+            await lease.ack()
+            await asyncio.sleep(0)
+    assert queue.records == 0
+    assert steps.most < _STEP_LIMIT
+
+
+@pytest.mark.parametrize("bad", [0, 2, 3])
+async def test_x_18_settling_10_000_records_has_no_long_step(bad):
+    batch = bq.BatchPolicy(max_records=10_000, max_bytes=1 << 30, linger=0)
+    rejected = {at: down("busy") for at in range(0, 10_000, bad)} if bad else {}
+    answers = [SendResult(rejected=rejected)]
+    sink = Destination(answer=lambda _: answers.pop() if answers else None)
+    async with exporter(sink, batch=batch, retry=bq.RetryPolicy(initial=0.01, max_delay=0.05)) as export:
+        records = [b"%d" % number for number in range(10_000)]
+        with Steps() as steps:
+            await export.consume(records)
+            await export.flush()
+        assert check(export).delivered == 10_000
+    assert steps.most < _STEP_LIMIT
+
+
+async def test_x_18_with_100_000_batches_in_the_failover_queue_no_step_is_long():
+    failover = Failover(bq.FailoverPolicy(max_entries=100_000))
+    queue = MemoryQueue(max_records=None, max_bytes=None)
+    await queue.put([b"x"] * 100_100)
+
+    async def fill(count):
+        for _ in range(count):
+            batch = LeasedBatch([await queue.lease(1, 1_000, 0)])
+            failover.add(batch, [0])
+            await batch.ack()
+
+    await fill(100_000)
+    assert (failover.records, failover.oldest) == (100_000, 0)
+    with Steps() as steps:
+        for _ in range(100):
+            await asyncio.sleep(0)
+            await fill(1)  # the oldest makes room
+            entry = failover.take()
+            await entry.ack()
+            failover.put_back()
+            assert failover.oldest is not None
+    assert (failover.records, failover.evicted) == (99_999, 1)
+    assert steps.most < 1_000
 
 
 # --- X-23: the deadline

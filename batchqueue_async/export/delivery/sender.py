@@ -230,11 +230,12 @@ class BatchSender:
                 context.gate.release(permit)
                 raise
             if classify(error).disposition is Disposition.SLOW_DOWN:
-                context.rate.refused(context.now(), start)
+                asked = context.backoff.asked(error.retry_after) if isinstance(error, RetryableError) else None
+                context.rate.refused(context.now(), start, asked or 0.0)
             return error
         finally:
             counts.sending -= 1
-        context.rate.answered()
+        context.rate.answered(context.now())
         self.on_latency(context.now() - start, len(places))
         return self._understood(cast("object", result))
 
