@@ -12,6 +12,7 @@ lets no number in twice: of two transactions with the same number the second wai
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.errors import ConfigError, PermanentError
@@ -44,12 +45,12 @@ class Numbered(NamedTuple):
 
 def numbered(keys: Sequence[str]) -> Numbered:
     """Take keys apart."""
-    prefix = keys[0][: keys[0].rfind("/") + 1] if keys else ""
-    digits = [key[len(prefix) :] for key in keys if key.startswith(prefix)]
-    # The usual batch has one source: its numbers are taken all together.
-    if len(prefix) > 1 and len(digits) == len(keys) and all(digits) and _are_digits("".join(digits)):
-        source = prefix[:-1]
-        return Numbered([source], [(source, number) for number in map(int, digits)])
+    source = keys[0].rpartition("/")[0] if keys else ""
+    # The usual batch has one source: its keys are taken apart all at once. Where what is left between the prefixes is
+    # digits and nothing else, no key holds a line break of its own.
+    digits = "\n".join(("", *keys)).split(f"\n{source}/") if source else []
+    if len(digits) == len(keys) + 1 and not digits[0] and all(digits[1:]) and _are_digits("".join(digits)):
+        return Numbered([source], list(zip(repeat(source), map(int, digits[1:]), strict=False)))
     found = [_numbered(key) for key in keys]
     return Numbered(list(dict.fromkeys(source for source, _ in found)), found)
 
@@ -64,6 +65,17 @@ def _numbered(key: str) -> tuple[str, int]:
     return source, int(number)
 
 
+def _by_source(keys: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    every = list(keys)
+    sources = {source for source, _ in every}
+    if len(sources) == 1:
+        return {sources.pop(): [number for _, number in every]}
+    found: dict[str, list[int]] = {}
+    for source, number in every:
+        found.setdefault(source, []).append(number)
+    return found
+
+
 def _are_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
@@ -75,8 +87,11 @@ def multirange(numbers: Iterable[int]) -> str:
         >>> multirange([7, 1, 2, 3])
         '{[1,4),[7,8)}'
     """
+    ordered = sorted(numbers)
+    if ordered and ordered == list(range(ordered[0], ordered[-1] + 1)):  # as an exporter's usually are
+        return f"{{[{ordered[0]},{ordered[-1] + 1})}}"
     ranges: list[list[int]] = []
-    for number in sorted(numbers):
+    for number in ordered:
         if ranges and number <= ranges[-1][1]:
             ranges[-1][1] = number + 1
         else:
@@ -166,12 +181,9 @@ class Ledger:
 
     def taking(self, keys: Iterable[tuple[str, int]]) -> list[str]:
         """The statements that note that records are in; they fail with `is_taken` where one of them is already."""
-        by_source: dict[str, list[int]] = {}
-        for source, number in keys:
-            by_source.setdefault(source, []).append(number)
         return [
             f"INSERT INTO {self._keys} VALUES ({self._ids[source]}, '{multirange(numbers)}')"  # noqa: S608 - numbers
-            for source, numbers in by_source.items()
+            for source, numbers in _by_source(keys).items()
         ]
 
     async def take(self, connection: Connection, keys: Iterable[tuple[str, int]]) -> None:
@@ -181,11 +193,8 @@ class Ledger:
 
     async def seen(self, connection: Connection, keys: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
         """Which of the records are in."""
-        by_source: dict[str, list[int]] = {}
-        for source, number in keys:
-            by_source.setdefault(source, []).append(number)
         found: set[tuple[str, int]] = set()
-        for source, numbers in by_source.items():
+        for source, numbers in _by_source(keys).items():
             rows = await connection.fetch(
                 "SELECT n FROM unnest($2::bigint[]) n WHERE EXISTS ("  # noqa: S608 - quoted
                 f"SELECT FROM {self._keys} WHERE source = $1 AND numbers @> n AND numbers && $3::text::int8multirange)",

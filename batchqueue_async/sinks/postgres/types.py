@@ -122,7 +122,8 @@ class Fit(NamedTuple):
     Attributes:
         plain: the types whose values the column takes as they are; None where the client refuses what does not fit.
         take: a value as the client is to have it.
-        every: whether values of these types are all taken as they are, where the type alone does not say it.
+        every: whether values of these types, none of them None, are all taken as they are; where the type alone does
+            not say it.
     """
 
     plain: frozenset[type] | None
@@ -133,7 +134,13 @@ class Fit(NamedTuple):
         """Whether all values are taken as they are."""
         if self.plain is None:
             return True
-        return set(map(type, values)) <= self.plain and (self.every is None or self.every(values))
+        kinds: set[type] = set(map(type, values))
+        if not kinds <= self.plain:
+            return False
+        if self.every is None or (len(kinds) == 1 and _NONE in kinds):
+            return True
+        # A None is told by its type, once for all values: `None in values` compares it with each of them.
+        return self.every(values if _NONE not in kinds else [value for value in values if value is not None])
 
 
 _NONE = type(None)
@@ -324,8 +331,8 @@ def _moment(args: Sequence[int], *, zone: bool) -> Fit:
         return value
 
     def every(values: Sequence[Any]) -> bool:
-        zones = set(map(_zone, values if None not in values else [value for value in values if value is not None]))
-        return None not in zones if zone else zones <= {None}
+        zones = set(map(_zone, values))
+        return None not in zones if zone else zones == {None}
 
     return Fit(frozenset({datetime, _NONE} if step == 1 else {_NONE}), take, every)
 

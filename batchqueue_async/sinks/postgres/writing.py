@@ -58,13 +58,18 @@ class BatchWrite:
         await self._ledger.open(self._connection)
         await self._ledger.learn(self._connection, found.sources)
         await self._sort()
-        firsts: dict[tuple[str, int], int] = {}
-        for place, key in enumerate(found.keys):
-            firsts.setdefault(key, place)
-        self._keys = {place: key for key, place in firsts.items() if place not in self._refused}
-        if len(firsts) < len(keys):
-            self._skip(set(range(len(keys))) - set(firsts.values()))
+        self._keys = dict(enumerate(found.keys))
+        for place in self._refused:
+            self._keys.pop(place, None)
+        if len(set(found.keys)) < len(keys):
+            self._skip_repeated(found.keys)
         return await self._written()
+
+    def _skip_repeated(self, keys: Sequence[tuple[str, int]]) -> None:
+        firsts: dict[tuple[str, int], int] = {}
+        for place, key in enumerate(keys):
+            firsts.setdefault(key, place)
+        self._skip(set(range(len(keys))) - set(firsts.values()))
 
     async def _send_with_key_column(self, keys: Sequence[str], column: str) -> SendResult:
         self._sort_rows()
@@ -298,9 +303,11 @@ def _with_keys(rows: Rows, keys: Sequence[str], column: str) -> Rows:
     if column in rows.names:
         return rows
     counts: Counter[int] = Counter()
-    alone = len(set(rows.places)) == len(rows.places)
     values: list[tuple[Any, ...]] = []
-    for row, place in zip(rows.values, rows.places, strict=True):
-        values.append((*row, keys[place] if alone else f"{keys[place]}#{counts[place]}"))
-        counts[place] += 1
+    if len(set(rows.places)) == len(rows.places):
+        values = [(*row, keys[place]) for row, place in zip(rows.values, rows.places, strict=True)]
+    else:
+        for row, place in zip(rows.values, rows.places, strict=True):
+            values.append((*row, f"{keys[place]}#{counts[place]}"))
+            counts[place] += 1
     return rows._replace(names=(*rows.names, column), values=values)
