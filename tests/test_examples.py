@@ -13,7 +13,15 @@ from kafka_tools import create, read
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics_l1_l2.py", "topn.py", "shared_io_pool.py", "kafka_exporter.py", "postgres_writer.py"]
+    "name",
+    [
+        "metrics_l1_l2.py",
+        "topn.py",
+        "shared_io_pool.py",
+        "kafka_exporter.py",
+        "postgres_writer.py",
+        "opensearch_exporter.py",
+    ],
 )
 def test_help(name, tmp_path):
     lines = run(name, "--help", cwd=tmp_path)
@@ -73,6 +81,13 @@ def test_kafka_exporter(kafka, tmp_path):
         by_user[message.key].append(json.loads(message.value)["n"])
     assert len(by_user) == 50
     assert all(numbers == list(range(numbers[0], 500, 50)) for numbers in by_user.values())
+
+
+def test_opensearch_exporter(opensearch, tmp_path):
+    options = ("--url", opensearch.url, "--index", "example", "--count", "300")
+    assert run("opensearch_exporter.py", *options, cwd=tmp_path) == ["accepted 300, delivered 300, dead 0"]
+    found = opensearch.documents("example").values()
+    assert sorted(document["line"] for document in found) == sorted(f"line {number}" for number in range(300))
 
 
 def test_postgres_writer(postgres, tmp_path):

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import base64
-import shutil
-import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
 from . import base
+from .maven import jars, java
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = "4.3.1"
-
-POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>batchqueue.tests</groupId><artifactId>kafka</artifactId><version>1</version>
-  <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
-  </dependencies>
-</project>
-"""
 
 LOG4J = """<?xml version="1.0"?>
 <Configuration status="ERROR">
@@ -30,8 +20,6 @@ LOG4J = """<?xml version="1.0"?>
   <Loggers><Root level="WARN"><AppenderRef ref="out"/></Root></Loggers>
 </Configuration>
 """
-
-OLDEST_JAVA = 17
 
 
 class Kafka(base.Server):
@@ -60,7 +48,7 @@ class Kafka(base.Server):
 
     def prepare(self) -> None:
         self.java = java()
-        self.jars = jars()
+        self.jars = jars("org.apache.kafka", "kafka_2.13", VERSION, name="kafka")
         self.write_configuration()
         (self.directory / "log4j2.xml").write_text(LOG4J)
         config = str(self.directory / "server.properties")
@@ -117,41 +105,6 @@ class Kafka(base.Server):
         options = ["-Xmx384m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
         log4j = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.xml'}"
         return [self.java, *options, log4j, "-cp", f"{self.jars}/*"]
-
-
-def java() -> str:
-    """A Java that is new enough for Kafka 4."""
-    found = shutil.which("java")
-    if found is None:
-        raise base.UnavailableError(f"there is no java on the PATH; Kafka 4 needs Java {OLDEST_JAVA}")
-    told = subprocess.run([found, "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=True)
-    (version,) = [line.split("=")[1] for line in told.stderr.splitlines() if "java.specification.version" in line]
-    if float(version) < OLDEST_JAVA:
-        raise base.UnavailableError(f"{found} is Java {version.strip()}; Kafka 4 needs Java {OLDEST_JAVA}")
-    return found
-
-
-def jars() -> Path:
-    """The broker's jars, from the cache or through Maven."""
-    directory = base.CACHE / f"kafka-{VERSION}"
-    with base.lock("kafka"):
-        if directory.is_dir():
-            return directory
-        maven = shutil.which("mvn")
-        if maven is None:
-            base.apt_install("maven")
-            maven = "mvn"
-        work = base.CACHE / "kafka-download"
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        (work / "pom.xml").write_text(POM)
-        copy = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={work / 'jars'}")
-        done = subprocess.run([maven, "-q", "-B", *copy], cwd=work, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise base.UnavailableError(f"Maven cannot resolve org.apache.kafka:kafka_2.13:{VERSION}")
-        (work / "jars").rename(directory)
-        shutil.rmtree(work)
-    return directory
 
 
 def _listeners(ports: dict[str, int]) -> str:

@@ -11,6 +11,7 @@ from .collector import CollectorServer
 from .grpc import GrpcServer
 from .http import HttpServer
 from .nats import NatsServer
+from .opensearch import OpenSearch
 from .prometheus import PrometheusServer
 from .rabbitmq import RabbitServer
 from .redis import RedisServer
@@ -89,6 +90,16 @@ def collector(grpc_process):
 @pytest.fixture(scope="session")
 def prometheus():
     yield from started("prometheus", PrometheusServer)
+
+
+@pytest.fixture(scope="session")
+def opensearch_process():
+    yield from started("OpenSearch", OpenSearch)
+
+
+@pytest.fixture
+def opensearch(opensearch_process):
+    return running(opensearch_process)
 
 
 @pytest.fixture(scope="session")

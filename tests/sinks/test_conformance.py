@@ -25,6 +25,7 @@ from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.kafka import KafkaSink
 from batchqueue_async.sinks.memory import MemorySink
 from batchqueue_async.sinks.nats import NatsSink
+from batchqueue_async.sinks.opensearch import OpenSearchSink
 from batchqueue_async.sinks.otlp import OtlpHttpSink, OtlpSink
 from batchqueue_async.sinks.otlp.request import SIGNALS
 from batchqueue_async.sinks.postgres import PostgresSink
@@ -250,6 +251,22 @@ async def test_remote_write(prometheus, name):
         bad=lambda number: record(number) | {"value": "much"},
         read=read,
         away=lambda: HttpSink(f"http://{NOWHERE}/api/v1/write", format=RemoteWrite()),
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"id": "id"}, {"operation": "create", "compression": "gzip"}], ids=str)
+async def test_opensearch(opensearch, name, options):
+    opensearch.ask("PUT", f"/{name}", {"mappings": {"properties": {"id": {"type": "long"}}}})
+
+    async def read():
+        return [document["id"] for document in opensearch.documents(name).values()]
+
+    await check_sink(
+        lambda: OpenSearchSink(opensearch.url, index=name, **options),
+        read=read,
+        bad=lambda number: {"id": f"{number} is no number"},
+        away=lambda: OpenSearchSink(f"http://{NOWHERE}", index=name, **options),
+        timeout=90,
     )
 
 
