@@ -108,7 +108,7 @@ $(DEMO_STAMP): $(STAMP)
 	@touch $@
 
 .PHONY: demo
-demo: java $(DEMO_STAMP) ## a minute of Spark streaming through a queue into SQLite, checked; goes on where it was interrupted
+demo: java $(DEMO_STAMP) ## a pipeline of Spark from a file into SQLite, checked and drawn; goes on where it was interrupted
 	$(BIN)/python examples/spark_demo.py $(DEMO)
 
 .PHONY: bench-spark

@@ -219,34 +219,55 @@ def _inner(value: Any) -> Iterator[Any]:
 # -- the file --------------------------------------------------------------------------------------------------------
 
 
-def _add_file(layers: Layers, path: Path) -> None:
+def read_document(layers: Layers, path: Path) -> Mapping[str, Any] | None:
+    """The names and values at the top of a file, each `Section` of it with its places; None if it can't be used.
+
+    What is wrong with the file is added to `layers`.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         layers.fault(str(path), f"can't be read ({error.strerror})", "correct the path, or its permissions")
-        return
+        return None
     if len(data) > MAX_FILE_BYTES:
         layers.fault(str(path), f"has more than {MAX_FILE_BYTES} bytes", "shorten it: a configuration is smaller")
-        return
+        return None
     try:
         reader = _Yaml(path, layers)
     except ImportError:
         layers.fault(str(path), "reading YAML needs PyYAML", "run: pip install 'batchqueue-async[yaml]'")
-        return
+        return None
     content = reader.read(data)
-    if content is _NOTHING:
+    return None if content is _NOTHING else _mapping(layers, str(path), "", content)
+
+
+def read_value(layers: Layers, origin: str, text: str) -> Any:
+    """What a text stands for where a file would have it as a value; None if it can't be used.
+
+    What is wrong with it is added to `layers`.
+    """
+    try:
+        content = _Yaml(origin, layers).read(text.encode())
+    except ImportError:
+        layers.fault(origin, "reading YAML needs PyYAML", "run: pip install 'batchqueue-async[yaml]'")
+        return None
+    return None if content is _NOTHING else content
+
+
+def _add_file(layers: Layers, path: Path) -> None:
+    top = read_document(layers, path)
+    if top is None:
         return
-    top = _mapping(layers, str(path), "", content)
     for name in top:
         if name != "queues":
             way_out = nearest(name, ["queues"])
-            place = _place(top, name, str(path))
+            place = place_of(top, name, str(path))
             layers.fault(place, "is not a section of the file", way_out, path=clip(name))
-    origin = _place(top, "queues", str(path))
+    origin = place_of(top, "queues", str(path))
     for queue, section in _sections(layers, origin, "queues", top.get("queues")).items():
         layers.settings[queue] = {
-            name: Setting(value, _place(section, name, str(path)), "file") for name, value in section.items()
+            name: Setting(value, place_of(section, name, str(path)), "file") for name, value in section.items()
         }
 
 
@@ -254,7 +275,7 @@ def _sections(layers: Layers, origin: str, owner: str, content: object) -> dict[
     found: dict[str, Mapping[str, Any]] = {}
     queues = _mapping(layers, origin, owner, content)
     for queue, section in queues.items():
-        found[queue] = _mapping(layers, _place(queues, queue, origin), f"queue {clip(repr(queue))}", section)
+        found[queue] = _mapping(layers, place_of(queues, queue, origin), f"queue {clip(repr(queue))}", section)
     return found
 
 
@@ -268,7 +289,7 @@ def _mapping(layers: Layers, origin: str, owner: str, content: object) -> Mappin
     mapping = cast("Mapping[object, Any]", content)
     wrong = [key for key in mapping if not isinstance(key, str)]
     for key in wrong:
-        place = _place(mapping, key, origin)
+        place = place_of(mapping, key, origin)
         layers.fault(place, f"the name {short(key)} is not a text", "put it in quotes", owner=owner)
     if not wrong:
         return cast("Mapping[str, Any]", content)
@@ -287,7 +308,8 @@ class Section(dict[Any, Any]):
     places: dict[Any, str]
 
 
-def _place(mapping: Mapping[Any, Any], name: object, otherwise: str) -> str:
+def place_of(mapping: Mapping[Any, Any], name: object, otherwise: str) -> str:
+    """Where a name of a mapping stands in the file; `otherwise` for a mapping that comes from none."""
     return mapping.places.get(name, otherwise) if isinstance(mapping, Section) else otherwise
 
 
@@ -298,7 +320,7 @@ class _BrokenError(Exception):
 class _Yaml:
     """One YAML document, made into plain values under bounds."""
 
-    def __init__(self, path: Path, layers: Layers) -> None:
+    def __init__(self, path: Path | str, layers: Layers) -> None:
         import yaml  # noqa: PLC0415 - an extra: only those who have a file need it
 
         self._path = path

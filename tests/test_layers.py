@@ -80,11 +80,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "sinks.postgres",
         "sinks.sqlite",
     ),
-    "cli": (*_CORE, "durable", "durable.disk", "export"),
+    "spark.pipelines": (*_CORE, "sinks", "sinks._shared", "spark"),
+    "cli": (*_CORE, "durable", "durable.disk", "export", "spark.pipelines"),
 }
 
 # Single modules that look ahead, each with its reason.
 EXCEPTIONS: dict[str, set[str]] = {
+    # `SparkPipeline` is a name of the package, imported when it is asked for.
+    "spark": {"spark.pipelines.pipeline"},
     # `bridge()` is where a user gets one: the bridge is imported when it is called, and for the answer's type.
     "queue.batch_queue": {"bridge.sync_queue"},
     # Documented import paths of names that live in a folder by now.

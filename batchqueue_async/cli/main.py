@@ -25,7 +25,7 @@ class Commands(Protocol):
         ...
 
 
-COMMANDS = ("disk", "size")
+COMMANDS = ("check", "disk", "run", "size")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -36,10 +36,10 @@ def test_batch_to_json_lines(tmp_path):
 
 def test_the_demo_goes_on_after_interruptions(tmp_path):
     """It is interrupted when its first table is there, killed when it went on, and then left alone."""
-    command = [sys.executable, str(EXAMPLES / "spark_demo.py"), "--directory", str(tmp_path / "demo"), "--no-plot"]
+    command = [sys.executable, str(EXAMPLES / "spark_demo.py"), "--directory", str(tmp_path / "demo")]
     command += ["--minutes", "5", "--rows-per-batch", "2000"]
     deadline = time.monotonic() + 300
-    for how, reached in ((signal.SIGINT, "results.db"), (signal.SIGKILL, "checkpoints/minute/commits/2")):
+    for how, reached in ((signal.SIGINT, "results.db"), (signal.SIGKILL, "state/checkpoints/minute/commits/2")):
         demo = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -55,3 +55,5 @@ def test_the_demo_goes_on_after_interruptions(tmp_path):
     assert again.returncode == 0, again.stdout + again.stderr
     assert "going on with" in again.stdout
     assert len(re.findall(r"^(?:minute|service|slow) .* yes$", again.stdout, re.MULTILINE)) == 3
+    assert "event time [" in again.stdout
+    assert (tmp_path / "demo" / "pipeline.svg").read_text().startswith("<svg ")

@@ -1,0 +1,174 @@
+"""`batchqueue run`: a pipeline of Spark from its file, until it is stopped, or until it is done.
+
+Exit status: 0 it ended in order, 2 it could not begin, 3 something was not done: a query was given up, a batch job
+failed or was stopped, or a stop took too long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async.errors import BatchQueueError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchqueue_async.cli.main import Commands
+    from batchqueue_async.spark.pipelines.pipeline import PipelineReport, SparkPipeline
+
+_TEXT = "run a pipeline of Spark from its file"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_EPILOG = """\
+exit status:
+  0  it ended in order: stopped by SIGINT or SIGTERM, or, with --once or --from and --until, done
+  1  --check found something wrong
+  2  it could not begin: the file is wrong, a package is missing, Spark did not start
+  3  something was not done: a query was given up, a batch job failed or was stopped, a stop took too long;
+     run it again, and it goes on from its checkpoints
+
+The first SIGINT or SIGTERM stops the queries in order, within timeouts.stop; the second ends the process at once.
+"""
+
+
+def register(commands: Commands) -> None:
+    """Add `run`."""
+    run = commands.add_parser("run", help=_TEXT, description=_TEXT)
+    run.epilog, run.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
+    add_file(run)
+    run.add_argument("--check", action="store_true", help="only look for errors, without starting Spark")
+    run.add_argument("--explain", action="store_true", help="start Spark, print the plan of each query, and end")
+    run.add_argument("--once", action="store_true", help="take what the sources have now (availableNow), and end")
+    run.add_argument("--from", dest="since", metavar="TIME", help="write what happened from here on, as a batch job")
+    run.add_argument("--until", metavar="TIME", help="and before this; 2026-01-31 or 2026-01-31T12:00:00Z")
+    run.add_argument("--picture", type=Path, metavar="FILE", help="write rates, lag and batch times as SVG in the end")
+    run.add_argument("--quiet", action="store_true", help="show no table, only how it ended")
+    run.set_defaults(run=_run)
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name a file and what of it is set otherwise."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="the pipeline, in YAML")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="set a value: --set spark.master=local[4]"
+    )
+
+
+def load(arguments: argparse.Namespace) -> SparkPipeline:
+    """The pipeline that the arguments name.
+
+    Raises:
+        ConfigError: something is wrong with it, or Spark's packages are missing.
+    """
+    overrides: dict[str, Any] = {}
+    for text in arguments.set:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ConfigError(f"--set {text}: is not NAME=VALUE; write --set spark.master=local[4]")
+        overrides[name] = value
+    # Functions are looked for where Python looks for a program's modules: next to the file, and where it is run.
+    sys.path[:0] = [str(arguments.file.resolve().parent), str(Path.cwd())]
+    from batchqueue_async.spark.pipelines.pipeline import SparkPipeline  # noqa: PLC0415 - half a second of imports
+
+    return SparkPipeline.from_file(arguments.file, overrides=overrides)
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Say everything that is wrong with a file, without starting Spark; 1 if anything is."""
+    try:
+        pipeline = load(arguments)
+    except ConfigError as error:
+        for fault in error.faults or (error,):
+            _say(str(fault))
+        return 1
+    spec = pipeline.spec
+    _say(f"{arguments.file}: {len(spec.sources)} sources, {len(spec.views)} views, {len(spec.outputs)} outputs; fine")
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.check:
+        return check(arguments)
+    pipeline = load(arguments)
+    since, until = (_moment(name, text) for name, text in (("--from", arguments.since), ("--until", arguments.until)))
+    stop = threading.Event()
+    before = {each: signal.signal(each, _stopper(stop)) for each in _SIGNALS}
+    try:
+        if arguments.explain:
+            _say(_explained(pipeline))
+            return 0
+        report = pipeline.run(once=arguments.once, since=since, until=until, stop=stop, watch=_watch(arguments))
+    except TimeoutError as error:
+        raise BatchQueueError(
+            f"pipeline {pipeline.spec.name!r}: {error}; raise timeouts, or look for the cause"
+        ) from error
+    except BatchQueueError:
+        raise
+    except Exception as error:
+        # Spark's own errors have no common base: a view that it can't analyse, a master that is not there.
+        from batchqueue_async.spark.pipelines.supervisor import error_text  # noqa: PLC0415 - it is loaded by now
+
+        raise BatchQueueError(f"pipeline {pipeline.spec.name!r}: {error_text(error)}") from error
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    if arguments.picture is not None:
+        from batchqueue_async.spark.pipelines.picture import draw  # noqa: PLC0415 - as above
+
+        arguments.picture.write_text(draw(pipeline.spec.name, report.samples), encoding="utf-8")
+    _conclude(pipeline, report)
+    return report.code
+
+
+def _explained(pipeline: SparkPipeline) -> str:
+    spark = pipeline.session()
+    try:
+        return pipeline.explain(spark)
+    finally:
+        spark.stop()
+
+
+def _watch(arguments: argparse.Namespace) -> Callable[[Any], bool] | None:
+    from batchqueue_async.spark.pipelines.display import Display  # noqa: PLC0415 - after Spark's packages
+
+    return None if arguments.quiet else Display(sys.stdout).watch
+
+
+def _stopper(stop: threading.Event) -> Callable[[int, object], None]:
+    def on_signal(number: int, _frame: object) -> None:
+        if stop.is_set():
+            os._exit(3)  # the second one: what is not in the targets comes again from the checkpoints
+        os.write(2, f"{signal.Signals(number).name}: stopping in order; once more ends at once\n".encode())
+        stop.set()
+
+    return on_signal
+
+
+def _moment(name: str, text: str | None) -> Any:
+    from batchqueue_async.spark.pipelines.fields import parse_moment  # noqa: PLC0415 - after Spark's packages
+
+    if text is None:
+        return None
+    try:
+        return parse_moment(text)
+    except ValueError:
+        raise ConfigError(f"{name} {text}: is not a time; write 2026-01-31 or 2026-01-31T12:00:00Z") from None
+
+
+def _conclude(pipeline: SparkPipeline, report: PipelineReport) -> None:
+    rows = sum(each.rows for each in report.queries)
+    written = f"; written as batch jobs: {', '.join(report.batch)}" if report.batch else ""
+    _say(f"{pipeline.spec.name}: {rows:,} rows read in {report.seconds:.0f} s{written}")
+    for name, text in report.failed.items():
+        _say(f"{name}: given up: {text}")
+    for name in report.stuck:
+        _say(f"did not end in order: {name}")
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201 - a command line speaks by printing
