@@ -111,6 +111,10 @@ $(DEMO_STAMP): $(STAMP)
 demo: java $(DEMO_STAMP) ## a pipeline of Spark from a file into SQLite, checked and drawn; goes on where it was interrupted
 	$(BIN)/python examples/spark_demo.py $(DEMO)
 
+.PHONY: demo-local
+demo-local: $(STAMP) ## 10 seconds without Java: a destination is killed and comes back, and nothing is lost
+	$(BIN)/python examples/local_demo.py $(DEMO)
+
 .PHONY: bench-spark
 bench-spark: java $(STAMP) ## DriverSink and the data source, compared with bare Spark
 	$(BIN)/python -m tests.benchmarks.spark $(BENCH)

@@ -21,6 +21,7 @@ from kafka_tools import create, read
         "kafka_exporter.py",
         "postgres_writer.py",
         "opensearch_exporter.py",
+        "local_demo.py",
     ],
 )
 def test_help(name, tmp_path):
@@ -68,6 +69,14 @@ def test_shared_io_pool(tmp_path):
     names = ("peer-1", "peer-2", "database", "broker")
     assert lines[1:5] == [f"{name}: accepted 300, handled 300, in order: True" for name in names]
     assert lines[5:] == ["calls that ran at once: at most 2", "the thread has ended: True"]
+
+
+def test_local_demo(tmp_path):
+    lines = run("local_demo.py", "--count", "3000", "--seconds", "4", cwd=tmp_path)
+    assert any("destination DOWN" in line for line in lines)
+    assert lines[-2].startswith("3,000 events accepted, at most ")
+    assert lines[-1].startswith("lost: 0; delivered more than once: ")
+    assert int(lines[-2].split()[5].replace(",", "")) > 0
 
 
 def test_kafka_exporter(kafka, tmp_path):
