@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-Kind = Literal["queue", "bridge", "durable_queue", "exporter", "consumer"]
+Kind = Literal["queue", "bridge", "durable_queue", "exporter", "consumer", "pipeline"]
 
 
 class Observable(Protocol):
@@ -41,7 +41,7 @@ class Registered(NamedTuple):
         'queue'
 
     Attributes:
-        kind: what it is: "queue", "bridge", "durable_queue", "exporter" or "consumer".
+        kind: what it is: "queue", "bridge", "durable_queue", "exporter", "consumer" or "pipeline".
         name: what it is called; unique for no kind but "queue", and there only within its manager.
         thing: the object itself; `thing.peek()` reads its numbers from any thread.
     """

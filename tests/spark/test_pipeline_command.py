@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import aiokafka
 import pytest
@@ -111,6 +113,31 @@ outputs:
         assert "all: stopped" in out
         found = [value for _, value in rows(tmp_path / "out.db", "numbers", "value")]
         assert found == list(range(len(found)))
+
+
+def test_a_spark_that_dies_ends_it_with_3_and_the_next_run_goes_on(tmp_path):
+    (tmp_path / "pipeline.yaml").write_text(
+        LOCAL
+        + """\
+sources:
+  numbers: {type: rate-micro-batch, rows_per_batch: 10, start: "2026-01-01"}
+outputs:
+  all: {view: numbers, to: {type: sqlite, path: out.db, table: numbers}}
+timeouts: {stop: 5s}
+"""
+    )
+    process = start("pipeline.yaml", cwd=tmp_path)
+    deadline = time.monotonic() + 300
+    while len(rows(tmp_path / "out.db", "numbers")) < 20:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (jvm,) = [int(each) for each in children if "java" in Path(f"/proc/{each}/cmdline").read_text()]
+    os.kill(jvm, signal.SIGKILL)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 3, out + err
+    assert "did not end in order: Spark, which is gone" in out
 
 
 def test_what_can_not_begin_ends_with_2_and_what_is_undone_with_3(tmp_path):

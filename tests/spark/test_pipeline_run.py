@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 import pytest
 from pipeline_parts import rows, until, write_json
 
+import batchqueue_async as bq
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.spark import SparkPipeline
+from batchqueue_async.spark import BatchQueueDataSource, SparkPipeline
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NUMBERS = {"type": "rate-micro-batch", "rows_per_batch": 20, "start": START, "advance": 60, "time": "timestamp"}
@@ -323,3 +324,40 @@ def test_an_upsert_replaces_what_an_earlier_run_wrote(spark, postgres, tmp_path,
     watch = until(lambda _: postgres.sql("SELECT count(*) FROM per_minute") > ["5"])
     assert made.run(spark=spark, watch=watch).code == 0
     assert set(postgres.sql("SELECT n FROM per_minute")) == {"30"}
+
+
+def test_a_table_is_written_whole_while_the_streams_of_the_file_go_on(spark, tmp_path):
+    spark.range(3).createOrReplaceTempView("t")
+    made = pipeline(
+        tmp_path,
+        sources={"source": {"type": "table", "table": "t", "static": True}, "ticks": {"type": "rate"}},
+        outputs={
+            "whole": {"view": "source", "to": {"type": "parquet", "path": "out"}},
+            "stream": {"view": "ticks", "to": {"type": "sqlite", "path": "out.db", "table": "ticks"}},
+        },
+    )
+    report = made.run(spark=spark, watch=until(lambda _: len(rows(tmp_path / "out.db", "ticks")) > 0))
+    assert (report.code, report.batch, [each.name for each in report.queries]) == (0, ("whole",), ["stream"])
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 3
+
+
+def test_executors_write_and_a_run_is_registered_while_it_lasts(spark, tmp_path):
+    made = pipeline(
+        tmp_path,
+        sources={"numbers": NUMBERS},
+        outputs={
+            "all": {"view": "numbers", "to": {"type": "sqlite", "path": "out.db", "table": "n", "in": "executors"}}
+        },
+    )
+    spark.dataSource.register(BatchQueueDataSource)
+    seen = []
+
+    def enough(run):
+        seen.extend(each.thing.peek() for each in bq.registered("pipeline") if each.thing is run)
+        return len(rows(tmp_path / "out.db", "n")) >= 40
+
+    assert made.run(spark=spark, watch=until(enough)).code == 0
+    found = [value for _, value in rows(tmp_path / "out.db", "n", "value")]
+    assert found == list(range(len(found)))
+    assert {each.name for queries in seen for each in queries} == {"all"}
+    assert bq.registered("pipeline") == []

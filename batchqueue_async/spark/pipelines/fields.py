@@ -41,9 +41,15 @@ def is_reference(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text(Rule):
-    """A text that is not empty; numbers and flags are taken as their text where `plain` is set."""
+    """A text that is not empty.
+
+    Attributes:
+        plain: whether numbers and flags are taken as their text.
+        code: whether it is an expression, in which anything may stand.
+    """
 
     plain: bool = False
+    code: bool = False
 
     def settle(self, value: Any) -> Any:
         """The text of a number or flag, where these may stand for one."""
@@ -57,7 +63,7 @@ class Text(Rule):
             yield Problem("is not a text", f"write {name}: '...', in quotes where it looks like something else")
         elif not value.strip():
             yield Problem("is empty", f"give {name} a value, or leave it out")
-        elif _PASSWORD.search(value):
+        elif not self.code and _PASSWORD.search(value):
             yield Problem("holds a credential", "write env:NAME or file:/path, and put the whole text there", value="")
 
 

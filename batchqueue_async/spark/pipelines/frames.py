@@ -14,7 +14,7 @@ from batchqueue_async.spark.pipelines.kinds import JDBC_DRIVERS, SOURCES
 from batchqueue_async.spark.pipelines.targets import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from datetime import datetime
 
     from pyspark.sql import DataFrame, SparkSession
@@ -67,15 +67,19 @@ class Streams:
         self.frames[name] = frame
 
 
-def batch_frames(spark: SparkSession, spec: PipelineSpec, span: Span) -> dict[str, DataFrame]:
-    """The frames of a batch job over a span of time, by name."""
+def batch_frames(spark: SparkSession, spec: PipelineSpec, span: Span, wanted: Iterable[str]) -> dict[str, DataFrame]:
+    """The frames of a batch job over a span of time, by name: those wanted, and what they are made of."""
+    needed = {name for each in wanted for name in spec.made_of(each)}
     frames: dict[str, DataFrame] = {}
     for source in spec.sources.values():
-        frames[source.name] = _static(spark, source, span)
-        frames[source.name].createOrReplaceTempView(source.name)
+        if source.name in needed:
+            frames[source.name] = _static(spark, source, span)
+            frames[source.name].createOrReplaceTempView(source.name)
     for view in spec.views.values():
+        if view.name not in needed:
+            continue
         made = _view(spark, view, frames)
-        readers = [other for other in spec.views.values() if view.name in other.inputs]
+        readers = [other for other in spec.views.values() if view.name in other.inputs and other.name in needed]
         writers = [output for output in spec.outputs.values() if output.view == view.name]
         if len(readers) + len(writers) > 1:
             made = made.persist()

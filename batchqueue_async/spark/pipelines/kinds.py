@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _NEEDED = Field(rule=Text(), needed=True)
 _TEXT = Field(rule=Text())
+_CODE = Field(rule=Text(code=True))
 _WHOLE = Field(rule=Whole())
 _FLAG = Field(rule=Flag())
 _SECONDS = Field(rule=Seconds())
@@ -85,7 +86,7 @@ SOURCES: dict[str, SourceKind] = {
         fields={
             "url": _NEEDED,
             "table": _TEXT,
-            "query": _TEXT,
+            "query": _CODE,
             "user": _TEXT,
             "password": _SECRET,
             "driver": _TEXT,
@@ -195,8 +196,8 @@ TARGETS: dict[str, dict[Place, TargetKind]] = {
             fields={
                 "brokers": _BROKERS,
                 "topic": _NEEDED,
-                "key": _TEXT,
-                "value": _TEXT,
+                "key": _CODE,
+                "value": _CODE,
                 "options": OPTIONS,
             },
             modes=_ALL_MODES,

@@ -117,8 +117,9 @@ class SparkPipeline:
         Raises:
             ConfigError: a source has no past to read.
         """
-        self._check_span(Span(since=since, until=until), outputs=())
-        return batch_frames(spark, self.spec, Span(since=since, until=until))
+        span = Span(since=since, until=until)
+        self._check_span(span, outputs=())
+        return batch_frames(spark, self.spec, span, [*self.spec.sources, *self.spec.views])
 
     def explain(self, spark: SparkSession) -> str:
         """Spark's plan for each stored view and each output, without credentials.
@@ -204,7 +205,12 @@ class SparkPipeline:
         stuck: list[str] = []
         try:
             while True:
-                run.step()
+                try:
+                    run.step()
+                except Exception as error:  # noqa: BLE001 - its JVM is gone: PySpark has many errors for that
+                    log.error("spark_lost", pipeline=self.spec.name, **log.describe(error))
+                    stuck.append(f"Spark, which is gone ({type(error).__name__})")
+                    break
                 watched = watch is not None and watch(run)
                 if run.is_over or stop.is_set() or watched or run.failed:
                     break
@@ -251,12 +257,14 @@ class SparkPipeline:
         """Write outputs by batch jobs, one after the other; those that failed, with their errors in a line."""
         if not outputs:
             return {}
-        frames = batch_frames(spark, self.spec, span)
+        frames = batch_frames(spark, self.spec, span, [output.view for output in outputs])
         failed: dict[str, str] = {}
         for output in outputs:
             error = self._write_whole(spark, span, output, frames, stop)
             if error is not None:
                 failed[output.name] = error_text(error)
+        for frame in frames.values():
+            frame.unpersist()
         return failed
 
     def _write_whole(

@@ -65,7 +65,7 @@ _SESSION = {
 }
 _WATERMARK = {"column": Field(rule=Text(), needed=True), "delay": Field(rule=Interval(), needed=True)}
 _SOURCE = {"static": Field(rule=Flag(), default=False), "time": Field(rule=Text())}
-_VIEW = {"sql": Field(rule=Text()), "function": Field(rule=Text()), "inputs": Field(rule=Texts(), default=())}
+_VIEW = {"sql": Field(rule=Text(code=True)), "function": Field(rule=Text()), "inputs": Field(rule=Texts(), default=())}
 _STORE = {
     "path": Field(rule=Text()),
     "retention": Field(rule=Text()),

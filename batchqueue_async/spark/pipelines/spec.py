@@ -202,11 +202,13 @@ class PipelineSpec:
         view = self.views.get(name)
         return () if view is None else view.inputs
 
+    def made_of(self, name: str) -> set[str]:
+        """A source or view itself, and every one that it is made of."""
+        return {name}.union(*(self.made_of(each) for each in self.inputs_of(name)))
+
     def sources_of(self, name: str) -> set[str]:
         """The sources that a view is made of, by way of any other."""
-        if name in self.sources:
-            return {name}
-        return {source for each in self.inputs_of(name) for source in self.sources_of(each)}
+        return self.made_of(name) & set(self.sources)
 
     def is_stream(self, name: str) -> bool:
         """Whether a source or view has rows that come in over time."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
 from batchqueue_async._support.redaction import shortened, without_credentials
+from batchqueue_async._support.registry import everything
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.spark.pipelines.frames import Streams
 from batchqueue_async.spark.pipelines.progress import ProgressListener
@@ -79,8 +80,10 @@ class PipelineRun:
             *(self._stored(spec.views[name], frame) for name, frame in streams.computed.items()),
             *(self._output(name, streams) for name, output in spec.outputs.items() if spec.is_stream(output.view)),
         ]
+        self.name = spec.name
         self.listener = ProgressListener([each.name for each in self._queries])
         spark.streams.addListener(self.listener)
+        everything.add("pipeline", self)
 
     def _stored(self, view: ViewSpec, frame: Any) -> Supervised:
         store = view.store
@@ -140,13 +143,22 @@ class PipelineRun:
 
     def _start(self, query: Supervised) -> None:
         try:
-            query.handle = call_within(self._spec.timeouts.start, f"the start of query {query.name!r}", query.start)
+            query.handle = call_within(
+                self._spec.timeouts.start, f"the start of query {query.name!r}", lambda: self._start_here(query)
+            )
         except Exception as error:  # noqa: BLE001 - Spark's and the sinks' own errors, and each is a failed start
             self._failed(query, error)
             return
         if query.restarts.total:
             log.warning("spark_query_restarted", query=query.name, failures=query.restarts.in_a_row)
         query.restarts.started(self._clock())
+
+    def _start_here(self, query: Supervised) -> Any:
+        # Spark looks for a data source written in Python in the session that is active in the thread, and PySpark has
+        # this one call that makes a session so.
+        spark: Any = self._spark
+        spark.createDataFrame([], "nothing INT")
+        return query.start()
 
     def _look(self, query: Supervised) -> None:
         if query.handle.isActive:
@@ -190,6 +202,10 @@ class PipelineRun:
         found = self.listener.queries()
         return [found[query.name] for query in self._queries]
 
+    def peek(self) -> tuple[QueryProgress, ...]:
+        """What each query has done, for who finds the run in `registered("pipeline")`."""
+        return tuple(self.queries())
+
     def samples(self) -> list[Sample]:
         """The last micro-batches of all queries."""
         return self.listener.samples()
@@ -217,7 +233,11 @@ class PipelineRun:
             self._note(query)
         for name, error in errors.items():
             log.error("spark_query_stop_failed", query=name, **log.describe(error))
-        self._spark.streams.removeListener(self.listener)
+        everything.remove(self)
+        try:
+            self._spark.streams.removeListener(self.listener)
+        except Exception as error:  # noqa: BLE001 - Spark itself is gone, and its listeners with it
+            log.warning("spark_stop_failed", **log.describe(error))
         return list(errors)
 
 
@@ -235,8 +255,10 @@ def error_text(error: BaseException | None) -> str:
     """
     if error is None:
         return "unknown"
-    lines = [line.strip() for line in without_credentials(str(error)).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {shortened(lines[0] if lines else '')}"
+    lines = [line.strip(" :\t") for line in without_credentials(str(error)).splitlines()]
+    # What py4j says of every error of the JVM comes before the error itself.
+    said = [line for line in lines if line and not line.startswith("An error occurred while calling ")]
+    return f"{type(error).__name__}: {shortened(said[0] if said else '')}"
 
 
 def _start_store(frame: Any, name: str, store: StoreSpec, checkpoint: str, *, once: bool) -> Any:
