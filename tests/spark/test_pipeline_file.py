@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from batchqueue_async.cli.main import main
 from batchqueue_async.errors import ConfigError
+from batchqueue_async.spark.pipelines import kinds, reading
 from batchqueue_async.spark.pipelines.fields import is_reference
 from batchqueue_async.spark.pipelines.pipeline import SparkPipeline
 from batchqueue_async.spark.pipelines.restart import RestartPolicy, Restarts
@@ -363,3 +365,42 @@ def test_a_query_that_ran_long_enough_begins_anew():
     restarts.started(103.0)
     assert restarts.failed(202.0) is None
     assert Restarts(RestartPolicy(attempts=0)).failed(0.0) is None
+
+
+# --- the pages
+
+
+def test_the_reference_has_every_type_and_every_field():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "spark-pipeline-fields.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for name, kind in kinds.SOURCES.items():
+        row = next(row for row in rows if row.startswith(f"| `{name}` |"))
+        assert [field for field in kind.fields if f"`{field}`" not in row] == []
+    targets = page.partition("Every target has")[2]
+    for name, places in kinds.TARGETS.items():
+        for place, kind in places.items():
+            needed = [*kind.fields, place]
+            found = [row for row in targets.splitlines() if all(f"`{each}`" in row for each in needed)]
+            assert found, f"{name} in {place} has no row with {needed}"
+    for name in (
+        *reading._TOP,
+        *reading.SECTIONS,
+        *reading._SESSION,
+        *reading._SOURCE,
+        *reading._VIEW,
+        *reading._STORE,
+    ):
+        assert f"`{name}`" in page
+    for name in (*reading._OUTPUT, *reading._TIMEOUTS, *reading._RESTART):
+        assert f"`{name}`" in page
+
+
+def test_the_file_of_the_guide_is_one(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "run-spark-from-a-file.md").read_text()
+    pieces = [piece.partition("```")[0] for piece in page.split("```yaml\n")[1:]]
+    monkeypatch.setenv("DATABASE_URL", "postgresql://localhost/db")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_views.py").write_text("def worst(minutes):\n    return minutes\n")
+    spec = SparkPipeline.from_file(write(tmp_path, "".join(pieces))).spec
+    assert spec.views["hours"].inputs == ("minutes",)
+    assert spec.timeouts.once == 3600.0

@@ -77,6 +77,23 @@ def test_each_stage_is_computed_once_and_once_ends_with_all_of_it(spark, tmp_pat
     assert list((tmp_path / "state" / "views" / "seen").glob("*.parquet"))
 
 
+def test_a_batch_for_several_targets_is_computed_once(spark, tmp_path):
+    spark.conf.set("spark.test.computed", str(tmp_path / "computed"))
+    write_json(tmp_path / "in", "file", [{"id": n} for n in range(30)])
+    made = pipeline(
+        tmp_path,
+        sources={"events": {"type": "files", "format": "json", "path": "in", "schema": "id LONG"}},
+        views={"seen": {"function": "pipeline_parts:counted", "inputs": ["events"]}},
+        outputs={
+            "both": {"view": "seen", "to": [sqlite("one"), {"type": "jsonl", "path": "two.jsonl"}, sqlite("three")]}
+        },
+    )
+    assert made.run(spark=spark, once=True).code == 0
+    assert len(rows(tmp_path / "out.db", "one")) == len(rows(tmp_path / "out.db", "three")) == 30
+    assert len((tmp_path / "two.jsonl").read_text().splitlines()) == 30
+    assert len((tmp_path / "computed").read_text().splitlines()) == 30
+
+
 def test_levels_with_watermarks_are_what_a_batch_job_says(spark, tmp_path):
     """L1 by minute is stored, and L2 and the output of L1 read it; the file's views say the same in a batch job."""
     made = pipeline(

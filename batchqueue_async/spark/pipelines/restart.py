@@ -48,7 +48,7 @@ class RestartPolicy:
         """Seconds before the start that follows a number of failures in a row.
 
         Example:
-            >>> [RestartPolicy(max_delay=3).delay(failures) for failures in (1, 2, 3)]
+            >>> [RestartPolicy(max_delay="3s").delay(failures) for failures in (1, 2, 3)]
             [1.0, 2.0, 3.0]
         """
         return min(self.initial * self.multiplier ** min(failures - 1, 64), self.max_delay)
