@@ -9,6 +9,8 @@ A sink says what it can do by having the methods; whoever holds it asks with `is
 | `PreparingSink` | `prepare`, `send_prepared` | what computing a send needs can be done in a thread, before it |
 | `TransactionalSink` | `begin` | several sends and the note that their batch is in take effect together, once |
 | `StagingSink` | `stage`, `publish`, `discard` | the same over many processes: each stages, one publishes |
+| `DeclaringSink` | `declare` | there is a table of these columns before the first record, and without any |
+| `PrunableSink` | `abandon`, `staged`, `prune` | what nobody publishes can be found, and goes |
 
 What a sink raises says how its failure is to be treated:
 
@@ -84,6 +86,26 @@ class Attempt(NamedTuple):
     key: BatchKey
     part: int
     name: str
+
+
+class StagedPart(NamedTuple):
+    """What one attempt has staged, and nobody has published.
+
+    Attributes:
+        key: the batch; its source is empty where that is not known any more.
+        part: which part of the batch.
+        name: the attempt's name.
+        state: "staged", or "taken" while it is being published.
+        bytes: how large it is.
+        changed: when it was changed last, in seconds since 1970; None where that is not known.
+    """
+
+    key: BatchKey
+    part: int
+    name: str
+    state: str
+    bytes: int
+    changed: float | None
 
 
 def _nothing() -> dict[int, SinkError]:
@@ -309,4 +331,42 @@ class StagingSink(Sink, Protocol):
 
     async def discard(self, key: BatchKey, /) -> None:
         """Drop everything that was staged for the batch."""
+        ...
+
+
+@runtime_checkable
+class DeclaringSink(Sink, Protocol):
+    """A sink of tables that takes the types of columns from a schema, where there is one, and not from values.
+
+    Example:
+        >>> from batchqueue_async.sinks.sqlite.sink import SqliteSink
+        >>> isinstance(SqliteSink("rows.db"), DeclaringSink)
+        True
+    """
+
+    async def declare(self, schema: Any, /) -> None:
+        """See to it that there is a table for the columns of a `pyarrow.Schema`; called after `open`, often."""
+        ...
+
+
+@runtime_checkable
+class PrunableSink(StagingSink, Protocol):
+    """A staging sink that knows what is staged, so that what jobs left when they failed does not stay.
+
+    Example:
+        >>> from batchqueue_async.sinks.jsonl import JsonLinesSink
+        >>> isinstance(JsonLinesSink("out"), PrunableSink)
+        True
+    """
+
+    async def abandon(self, key: BatchKey, /) -> None:
+        """Drop what was staged for a batch that never comes again; attempts under way drop their own at the end."""
+        ...
+
+    async def staged(self) -> list[StagedPart]:
+        """What is staged, of all batches."""
+        ...
+
+    async def prune(self, older_than: float, /) -> list[BatchKey]:
+        """Drop what was not changed for so many seconds; the batches of which something was dropped."""
         ...

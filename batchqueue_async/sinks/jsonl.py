@@ -5,8 +5,8 @@ is a directory: each batch is published into it as a directory of parts, by one 
 with all of its parts or not at all::
 
     out/
-      .staging/<source>-<batch>/<part>-<attempt>.jsonl     being written; readers skip names with a dot
-      <source>-<batch>/<part>-<attempt>.jsonl              published
+      .staging/...                                the parts of batches under way; readers skip names with a dot
+      <source>-<batch>/<part>-<attempt>.jsonl     published
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import msgspec
 from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, PermanentError, RetryableError
 from batchqueue_async.sinks._shared.files import (
-    Staging,
     batch_name,
     make_directory,
     open_append,
@@ -32,6 +31,7 @@ from batchqueue_async.sinks._shared.files import (
     write_all,
 )
 from batchqueue_async.sinks._shared.records import lines
+from batchqueue_async.sinks._shared.staging import Staging
 from batchqueue_async.sinks._shared.thread import SinkThread
 from batchqueue_async.sinks.base import SinkNeeds
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Sequence
 
-    from batchqueue_async.sinks.base import Attempt, BatchKey
+    from batchqueue_async.sinks.base import Attempt, BatchKey, StagedPart
 
 Fsync = Literal["batch", "close", "never"]
 _BLOCK = 65536
@@ -247,38 +247,63 @@ class JsonLinesSink:
     def _staging(self) -> Staging:
         return Staging(self.path / ".staging", ".jsonl")
 
-    def stage(self, attempt: Attempt) -> JsonLinesSink:
+    def stage(self, attempt: Attempt) -> StagedLines:
         """A sink for one attempt's file."""
-        return JsonLinesSink(self._staging.file(attempt), fsync="never" if self.fsync == "never" else "close")
+        fsync: Fsync = "never" if self.fsync == "never" else "close"
+        return StagedLines(JsonLinesSink(self._staging.file(attempt), fsync=fsync), self._staging, attempt)
 
     async def publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
-        """Rename the batch's directory to its final name, with nothing in it but the attempts that count."""
-        thread = SinkThread("jsonl")
-        try:
-            return await thread.run(self._publish, key, attempts)
-        finally:
-            await thread.close()
+        """Give the batch's directory its final name, with nothing in it but the attempts that count."""
+        return await asyncio.to_thread(self._publish, key, attempts)
 
     def _publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
         staging, final = self._staging, self.path / batch_name(key)
-        if final.exists():
-            staging.discard(key)
-            return False
-        make_directory(staging.directory(key))  # a batch without rows has staged nothing
-        staging.keep_only(key, attempts)
-        sync_directory(staging.directory(key))
-        staging.directory(key).rename(final)
-        sync_directory(self.path)
-        staging.discard(key)
-        return True
+        fresh = not final.exists()
+        if fresh:
+            taken = staging.take(key, attempts)
+            sync_directory(taken)
+            taken.rename(final)
+            sync_directory(self.path)
+        staging.finish(key)
+        return fresh
 
     async def discard(self, key: BatchKey) -> None:
-        """Remove what was staged for the batch."""
-        thread = SinkThread("jsonl")
-        try:
-            await thread.run(self._staging.discard, key)
-        finally:
-            await thread.close()
+        """Remove what was staged for the batch, which may come again."""
+        await asyncio.to_thread(self._staging.discard, key)
+
+    async def abandon(self, key: BatchKey) -> None:
+        """Remove what was staged for a batch that never comes again, and let tasks that still run do the same."""
+        await asyncio.to_thread(self._staging.abandon, key)
+
+    async def staged(self) -> list[StagedPart]:
+        """What is staged, of all batches."""
+        return await asyncio.to_thread(self._staging.parts)
+
+    async def prune(self, older_than: float) -> list[BatchKey]:
+        """Remove what was not changed for so many seconds."""
+        return await asyncio.to_thread(self._staging.prune, older_than)
+
+
+class StagedLines:
+    """A sink for one attempt's file, which goes again where its batch was abandoned meanwhile."""
+
+    def __init__(self, sink: JsonLinesSink, staging: Staging, attempt: Attempt) -> None:
+        self._sink = sink
+        self._staging = staging
+        self._attempt = attempt
+
+    async def open(self) -> None:
+        """Open the file."""
+        await self._sink.open()
+
+    async def send(self, batch: Sequence[Any]) -> None:
+        """Append records."""
+        await self._sink.send(batch)
+
+    async def close(self) -> None:
+        """Close it; it is staged when this returns."""
+        await self._sink.close()
+        await asyncio.to_thread(self._staging.leave, self._attempt)
 
 
 def _has_line(record: Any) -> bool:

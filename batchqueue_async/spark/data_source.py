@@ -20,10 +20,9 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.sinks.base import Attempt, BatchKey, StagingSink
+from batchqueue_async.sinks.base import Attempt, BatchKey, PrunableSink, StagingSink
 from batchqueue_async.spark.options import Options, as_options, read_options
 from batchqueue_async.spark.part_writer import Part, worker
-from batchqueue_async.spark.staged_lines import StagedLines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -183,7 +182,7 @@ def publish(options: Options, key: BatchKey, messages: Sequence[WriterCommitMess
 def discard(options: Options, key: BatchKey, *, for_good: bool = False) -> None:
     """Drop what was staged for a batch; `for_good` where it never comes again."""
     sink = _staging(options)
-    if for_good and isinstance(sink, StagedLines):
+    if for_good and isinstance(sink, PrunableSink):
         asyncio.run(sink.abandon(key))
     elif sink is not None:
         asyncio.run(sink.discard(key))

@@ -18,7 +18,6 @@ from batchqueue_async.spark.process_bridge import Sizes
 from batchqueue_async.spark.record_keys import check_key_by
 from batchqueue_async.spark.route import check_order
 from batchqueue_async.spark.rows import NonFinite, check_columns, check_non_finite, check_rows
-from batchqueue_async.spark.staged_lines import StagedLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -119,11 +118,9 @@ class WriteOptions:
         if self.sink == "sqlite":
             timeout = _number("busy_timeout", self.rest.get("busy_timeout", "30"), float)
             return SqliteSink(self._need("path"), self.rest.get("table", "rows"), busy_timeout=timeout)
-        made = JsonLinesSink(self._need("path")) if self.sink == "jsonl" else self._made()
-        if type(made) is JsonLinesSink and self.export is None:
-            return StagedLines(made)
         if self.sink == "jsonl":
-            return made
+            return JsonLinesSink(self._need("path"))
+        made = self._made()
         if not isinstance(made, Sink) and not is_handler(made):
             raise _error(
                 "sink", self.sink, "made neither a sink nor a handler", "return an object with open, send, close"

@@ -31,7 +31,6 @@ from batchqueue_async.spark.ledger import ledger_at
 from batchqueue_async.spark.listener import QueryListener
 from batchqueue_async.spark.options import as_options, read_options
 from batchqueue_async.spark.part_writer import worker
-from batchqueue_async.spark.staged_lines import StagedLines
 
 FAST = RetryPolicy(initial=0.01, max_delay=0.05, max_age=5.0)
 
@@ -398,75 +397,11 @@ for sink in (DriverSink("open", sink=Buffered()), DriverSink("exporter", consume
     assert done.stdout.splitlines() == ["closed with [1, 2]"] * 2, done.stderr
 
 
-# --- S-9, S-15: staged files
-
-
-def staged(sink, key, name, rows):
-    async def write():
-        part = sink.stage(Attempt(key, 0, name))
-        await part.open()
-        await part.send(rows)
-        await part.close()
-
-    asyncio.run(write())
+# --- S-15
 
 
 def published(home):
     return sorted(line for file in home.glob("[!.]*/*.jsonl") for line in file.read_text().split())
-
-
-@pytest.mark.parametrize("moment", ["stage", "take", "rename"])
-def test_s_9_a_zombie_task_is_never_published(tmp_path, monkeypatch, moment):
-    """The zombie writes before, amid and after the publication's own steps."""
-    from batchqueue_async.spark import staged_lines
-
-    home, key = tmp_path / "out", BatchKey("query", 0)
-    sink = StagedLines(JsonLinesSink(home))
-    staged(sink, key, "good", [{"v": 1}])
-    if moment == "stage":
-        staged(sink, key, "zombie", [{"v": 2}])
-    else:
-        real = staged_lines.sync_directory
-
-        def zombie_first(path):
-            if (path == home) == (moment == "rename") and not done:
-                done.append(path)
-                thread = threading.Thread(target=staged, args=(sink, key, "zombie", [{"v": 2}]))
-                thread.start()
-                thread.join()
-            real(path)
-
-        done = []
-        monkeypatch.setattr(staged_lines, "sync_directory", zombie_first)
-    assert asyncio.run(sink.publish(key, [Attempt(key, 0, "good")]))
-    assert published(home) == ['{"v":1}']
-    staged(sink, key, "late", [{"v": 3}])
-    assert not asyncio.run(sink.publish(key, [Attempt(key, 0, "good")]))
-    assert published(home) == ['{"v":1}']
-    assert not (home / ".staging").exists()
-
-
-def test_s_15_what_failed_jobs_staged_goes(tmp_path):
-    home = tmp_path / "out"
-    sink = StagedLines(JsonLinesSink(home))
-    failed, good = BatchKey("failed", 0), BatchKey("good", 0)
-    staged(sink, failed, "early", [{"v": 1}])
-
-    async def late():
-        part = sink.stage(Attempt(failed, 1, "late"))
-        await part.open()
-        await part.send([{"v": 2}])
-        await sink.abandon(failed)  # the driver gives the job up while a task still writes
-        part._path.parent.mkdir(parents=True, exist_ok=True)
-        await part.close()
-
-    asyncio.run(late())
-    assert not list((home / ".staging").rglob("*.jsonl"))
-    staged(sink, failed, "zombie", [{"v": 3}])
-    staged(sink, good, "a", [{"v": 4}])
-    assert asyncio.run(sink.publish(good, [Attempt(good, 0, "a")]))
-    assert published(home) == ['{"v":4}']
-    assert not (home / ".staging").exists()
 
 
 def test_s_15_a_stream_that_was_aborted_may_stage_the_same_batch_again(tmp_path):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
-    from batchqueue_async.sinks.base import Attempt, BatchKey
+    from batchqueue_async.sinks.base import BatchKey
 
 OWNER_FILE = 0o600
 OWNER_DIRECTORY = 0o700
@@ -59,42 +57,6 @@ def replace_file(path: Path, data: bytes) -> None:
         os.close(descriptor)
     fresh.replace(path)
     sync_directory(path.parent)
-
-
-class Staging:
-    """A directory of attempts: one directory for each batch, in it one file for each attempt."""
-
-    def __init__(self, root: Path, suffix: str) -> None:
-        self.root = root
-        self.suffix = suffix
-
-    def directory(self, key: BatchKey) -> Path:
-        """Where the attempts of a batch are."""
-        return self.root / batch_name(key)
-
-    def file(self, attempt: Attempt) -> Path:
-        """Where an attempt is; makes its directory."""
-        make_directory(self.directory(attempt.key))
-        return self.path(attempt)
-
-    def path(self, attempt: Attempt) -> Path:
-        """Where an attempt is."""
-        return self.directory(attempt.key) / f"{attempt.part:06d}-{quote(attempt.name, safe='')}{self.suffix}"
-
-    def keep_only(self, key: BatchKey, attempts: Iterable[Attempt]) -> None:
-        """Remove what others than these attempts left in the directory of the batch."""
-        kept = {self.path(attempt) for attempt in attempts}
-        for path in self.directory(key).iterdir():
-            if path not in kept:
-                path.unlink()
-
-    def discard(self, key: BatchKey) -> None:
-        """Remove everything of the batch, and the staging directory itself when nothing else is in it."""
-        shutil.rmtree(self.directory(key), ignore_errors=True)
-        try:
-            self.root.rmdir()
-        except OSError:  # other batches are in it, or it is gone
-            return
 
 
 def batch_name(key: BatchKey) -> str:

@@ -157,6 +157,17 @@ class Ledger:
         )
         return bool(last >= key.number)
 
+    async def is_over(self, connection: Connection, key: BatchKey) -> bool:
+        """Whether the batch, or a later one of its source, is in or was given up; locks nothing, and makes no table."""
+        if await connection.fetchval("SELECT to_regclass($1)", self._sources) is None:
+            return False
+        last = await connection.fetchval(
+            f"SELECT number FROM {self._sources} WHERE target = $1 AND source = $2",  # noqa: S608 - quoted
+            self.target,
+            key.source,
+        )
+        return last is not None and bool(last >= key.number)
+
     async def note_delivered(self, connection: Connection, key: BatchKey) -> None:
         """Note that the batch is in. Needs the transaction in which it was asked for."""
         await connection.execute(

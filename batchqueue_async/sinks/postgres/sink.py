@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from batchqueue_async.errors import ConfigError, PermanentError
 from batchqueue_async.sinks._shared import tls as tls_options
+from batchqueue_async.sinks._shared.declared import columns_of
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.records import row
 from batchqueue_async.sinks._shared.secrets import Secret, redacted
@@ -17,13 +18,15 @@ from batchqueue_async.sinks.postgres.client import Connections, connect, is_of_s
 from batchqueue_async.sinks.postgres.ledger import RESERVED, Ledger
 from batchqueue_async.sinks.postgres.staging import StagedRows, Staging, staged_name
 from batchqueue_async.sinks.postgres.table import SchemaMode, Table
+from batchqueue_async.sinks.postgres.types import declared_type
 from batchqueue_async.sinks.postgres.writing import BatchWrite, PostgresTransaction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from batchqueue_async.sinks._shared.tls import TlsOption
-    from batchqueue_async.sinks.base import Attempt, BatchKey, SendResult
+    from batchqueue_async.sinks.base import Attempt, BatchKey, SendResult, StagedPart
     from batchqueue_async.sinks.postgres.client import Connection
 
 
@@ -174,6 +177,21 @@ class PostgresSink:
         if pool is not None:
             await pool.close()
 
+    async def declare(self, schema: Any) -> None:
+        """See to it that there is a table for the columns of an Arrow schema, with their types, before any record.
+
+        A table that is there gets columns, or wider ones, as the sink's `schema` allows it.
+        """
+        columns = {column.name: declared_type(column) for column in columns_of(schema)}
+        missing = [name for name in self.upsert_on if name not in columns]
+        if missing:
+            raise ConfigError(
+                f"PostgreSQL sink, table {self.table!r}: upsert_on={list(self.upsert_on)}, and the rows have no column "
+                f"{missing[0]!r}, only {list(columns)}; correct upsert_on, or add the column to the rows"
+            )
+        async with self._call() as connection:
+            await self._table.declare(connection, columns)
+
     async def send(self, batch: Sequence[Any]) -> SendResult:
         """Write the records in one transaction.
 
@@ -198,6 +216,10 @@ class PostgresSink:
         # The wait for one of our own connections is no time of the server's.
         async with pool.turn, self._translated(), pool.lend() as connection:
             yield connection
+
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection for one call of a part of this sink, whose errors are the sink's."""
+        return self._call()
 
     @asynccontextmanager
     async def _translated(self) -> AsyncGenerator[None]:
@@ -254,17 +276,44 @@ class PostgresSink:
     def stage(self, attempt: Attempt) -> StagedRows:
         """A sink for one attempt: a table of its own, beside the target."""
         sink = self._like(staged_name(self.schema, self.table, attempt))
-        return StagedRows(sink(upsert_on=(), key_column=None, connections=1))
+        ledger = Ledger(self.table, self.schema)
+        return StagedRows(sink(upsert_on=(), key_column=None, connections=1), ledger, attempt)
 
     async def publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
-        """Copy the attempts' rows into the table, and note the batch, in one transaction."""
-        async with self._opened(), self._call() as connection:
-            return await Staging(self._table, self._ledger).publish(connection, key, attempts)
+        """Copy the attempts' rows into the table, and note the batch, in one transaction.
+
+        `timeout` is for each of its steps: it may take as long as its rows need.
+        """
+        async with self._staging() as (staging, connection):
+            return await staging.publish(connection, key, attempts)
 
     async def discard(self, key: BatchKey) -> None:
-        """Drop what was staged for the batch."""
-        async with self._opened(), self._call() as connection:
-            await Staging(self._table, self._ledger).discard(connection, key)
+        """Drop what was staged for the batch, which may come again."""
+        async with self._staging() as (staging, connection):
+            await staging.discard(connection, key)
+
+    async def abandon(self, key: BatchKey) -> None:
+        """Drop what was staged for a batch that never comes again, and note it as if it were in, against zombies."""
+        async with self._staging() as (staging, connection):
+            await staging.abandon(connection, key)
+
+    async def staged(self) -> list[StagedPart]:
+        """What is staged, of all batches."""
+        async with self._staging() as (staging, connection):
+            return await staging.parts(connection)
+
+    async def prune(self, older_than: float) -> list[BatchKey]:
+        """Drop what was staged more than so many seconds ago."""
+        async with self._staging() as (staging, connection):
+            return await staging.prune(connection, older_than)
+
+    @asynccontextmanager
+    async def _staging(self) -> AsyncGenerator[tuple[Staging, Connection]]:
+        """The staged tables, and a connection for many steps, each of which has the timeout of a call."""
+        async with self._opened(), self._open_pool.turn, AsyncExitStack() as stack:
+            async with self._translated():
+                connection = await stack.enter_async_context(self._open_pool.lend())
+            yield Staging(self._table, self._ledger, self._translated, self.timeout), connection
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[None]:

@@ -1,25 +1,46 @@
-"""Batches that many processes write into a table of PostgreSQL: each attempt into one of its own, published at once."""
+"""Batches that many processes write into a table of PostgreSQL: each attempt into one of its own, published at once.
+
+A publication takes as long as its rows are many, so that no time limit is right for all of it. It is made of steps,
+each within the sink's `timeout`: the rows of a part are copied by ranges of its blocks, as many at a time as take a
+small part of that. All steps are one transaction. What was staged is dropped after it, table by table, because each table
+that a transaction drops takes room in the server's table of locks until its end.
+
+A staged table says in its comment whose it is; a task that finds its batch over when it ends drops its own.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from batchqueue_async.errors import PermanentError
+from batchqueue_async.sinks.base import BatchKey, StagedPart
 from batchqueue_async.sinks.postgres.types import listed, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
-    from batchqueue_async.sinks.base import Attempt, BatchKey, SendResult, Sink
+    from batchqueue_async.sinks.base import Attempt, SendResult
     from batchqueue_async.sinks.postgres.client import Connection
     from batchqueue_async.sinks.postgres.ledger import Ledger
+    from batchqueue_async.sinks.postgres.sink import PostgresSink
     from batchqueue_async.sinks.postgres.table import Table
 
 _STAGED = """
-SELECT relname FROM pg_class
+SELECT relname, pg_total_relation_size(c.oid), obj_description(c.oid) FROM pg_class c
 WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = coalesce($2::text, current_schema()))
 AND relkind = 'r' AND starts_with(relname, $1)
 """
+_BLOCKS = "SELECT pg_relation_size(to_regclass($1)) / current_setting('block_size')::int"
+_PREFIX = "batchqueue_staged_"
+_FIRST = 16  # blocks of 8 KiB
+_SMALL, _LARGE = 1 / 16, 1 / 4
+"""Which part of the timeout a step may take, below which the next one is larger, and above which it is smaller."""
 
 
 def _digest(size: int, *words: object) -> str:
@@ -28,7 +49,7 @@ def _digest(size: int, *words: object) -> str:
 
 
 def _prefix(schema: str | None, table: str, key: BatchKey) -> str:
-    return f"batchqueue_staged_{_digest(8, schema, table, key.source, key.number)}_"
+    return f"{_PREFIX}{_digest(8, schema, table, key.source, key.number)}_"
 
 
 def staged_name(schema: str | None, table: str, attempt: Attempt) -> str:
@@ -36,73 +57,217 @@ def staged_name(schema: str | None, table: str, attempt: Attempt) -> str:
     return _prefix(schema, table, attempt.key) + _digest(8, attempt.part, attempt.name)
 
 
+class _About(msgspec.Struct):
+    """What a staged table says of itself."""
+
+    target: str
+    source: str
+    number: int
+    part: int
+    attempt: str
+    at: float
+
+
 class StagedRows:
     """A sink for one attempt's rows."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: PostgresSink, ledger: Ledger, attempt: Attempt) -> None:
         self._sink = sink
+        self._ledger = ledger
+        self._attempt = attempt
+        self._opened = False
 
     async def open(self) -> None:
         """Get ready."""
         await self._sink.open()
+        self._opened = True
 
     async def send(self, batch: Sequence[Any]) -> SendResult | None:
         """Write the records into the attempt's table."""
         return await self._sink.send(batch)
 
+    async def declare(self, schema: Any) -> None:
+        """Make the attempt's table with these columns."""
+        await self._sink.declare(schema)
+
     async def close(self) -> None:
-        """Disconnect; what was sent is staged."""
-        await self._sink.close()
+        """Disconnect; what was sent is staged, unless the batch is over: then its table goes again."""
+        try:
+            if self._opened:
+                self._opened = False
+                async with self._sink.connection() as connection:
+                    await self._describe(connection)
+        finally:
+            await self._sink.close()
+
+    async def _describe(self, connection: Connection) -> None:
+        name = quoted(self._sink.table)
+        table = name if self._sink.schema is None else f"{quoted(self._sink.schema)}.{name}"
+        if await connection.fetchval("SELECT to_regclass($1)", table) is None:
+            return  # a part without rows
+        if await self._ledger.is_over(connection, self._attempt.key):
+            await connection.execute(f"DROP TABLE IF EXISTS {table}")
+            return
+        (source, number), part, attempt = self._attempt
+        about = _About(self._ledger.target, source, number, part, attempt, time.time())
+        text = msgspec.json.encode(about).decode().replace("'", "''")
+        await connection.execute(f"COMMENT ON TABLE {table} IS '{text}'")
 
 
 class Staging:
-    """The staged tables of one target."""
+    """The staged tables of one target; `step` holds what is done inside of it to the sink's timeout."""
 
-    def __init__(self, table: Table, ledger: Ledger) -> None:
+    def __init__(
+        self, table: Table, ledger: Ledger, step: Callable[[], AbstractAsyncContextManager[None]], timeout: float
+    ) -> None:
         self._table = table
         self._ledger = ledger
+        self._step = step
+        self._timeout = timeout
+        self._blocks = _FIRST
 
     async def publish(self, connection: Connection, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
-        """Copy the attempts' rows, note the batch, and drop all that was staged for it."""
-        await self._ledger.open(connection)
-        async with connection.transaction():
+        """Copy the attempts' rows and note the batch in one transaction, and drop all that was staged for it."""
+        async with self._step():
+            await self._ledger.open(connection)
+            block = connection.transaction()
+            await block.start()
             fresh = not await self._ledger.is_delivered(connection, key)
+        if fresh:
+            await self._copy(connection, attempts)
+        async with self._step():
             if fresh:
-                await self._copy(connection, attempts)
                 await self._ledger.note_delivered(connection, key)
-            await self._drop(connection, key)
+            await block.commit()
+        await self.discard(connection, key)
         return fresh
 
     async def discard(self, connection: Connection, key: BatchKey) -> None:
         """Drop all that was staged for the batch."""
-        async with connection.transaction():
-            await self._drop(connection, key)
+        schema = self._table.schema
+        for name, _, _ in await self._found(connection, _prefix(schema, self._table.name, key)):
+            await self._drop(connection, name)
+
+    async def abandon(self, connection: Connection, key: BatchKey) -> None:
+        """Drop all that was staged for a batch that is over, and let nobody publish it any more."""
+        async with self._step():
+            await self._ledger.open(connection)
+            async with connection.transaction():
+                if not await self._ledger.is_delivered(connection, key):
+                    await self._ledger.note_delivered(connection, key)
+        await self.discard(connection, key)
+
+    async def parts(self, connection: Connection) -> list[StagedPart]:
+        """What is staged for this target; tables that don't say whose they are are listed for every target."""
+        found: list[StagedPart] = []
+        for name, size, text in await self._found(connection, _PREFIX):
+            about = _about(text)
+            if about is None:
+                found.append(StagedPart(BatchKey("", 0), 0, name, "staged", size, None))
+            elif about.target == self._ledger.target:
+                key = BatchKey(about.source, about.number)
+                found.append(StagedPart(key, about.part, about.attempt, "staged", size, about.at))
+        return found
+
+    async def prune(self, connection: Connection, older_than: float) -> list[BatchKey]:
+        """Drop what was staged more than so many seconds ago; tables that don't say when are left."""
+        gone: list[BatchKey] = []
+        for name, _, text in await self._found(connection, _PREFIX):
+            about = _about(text)
+            if about is None or about.target != self._ledger.target or time.time() - about.at <= older_than:
+                continue
+            await self._drop(connection, name)
+            key = BatchKey(about.source, about.number)
+            gone += [] if key in gone else [key]
+        return gone
+
+    async def _found(self, connection: Connection, prefix: str) -> list[Any]:
+        async with self._step():
+            return await connection.fetch(_STAGED, prefix, self._table.schema)
+
+    async def _drop(self, connection: Connection, name: str) -> None:
+        prefix = "" if self._table.schema is None else f"{quoted(self._table.schema)}."
+        async with self._step():
+            await connection.execute(f"DROP TABLE IF EXISTS {prefix}{quoted(name)}")
+
+    # -- rows ----------------------------------------------------------------------------------------------------
 
     async def _copy(self, connection: Connection, attempts: Sequence[Attempt]) -> None:
         table = self._table
         parts = [table.beside(staged_name(table.schema, table.name, attempt)) for attempt in attempts]
         columns: dict[str, str] = {}
         for part in parts:
-            for name, kind in (await part.find(connection)).items():
-                columns.setdefault(name, kind)
-        if columns and not await table.find(connection):
-            await table.create(connection, columns)
-        table.check(columns)
+            async with self._step():
+                found = await part.find(connection)
+            for name, kind in found.items():
+                if name not in columns or columns[name] == "":
+                    columns[name] = "" if name in part.untyped else kind
+        async with self._step():
+            if table.upsert_on:
+                # Each range is in the order of its keys, and many of them in none: of two that write the same rows one
+                # would wait for the other in a circle.
+                await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", table.quoted)
+            if columns and not await table.find(connection):
+                await table.create(connection, columns)
+            elif columns:
+                await table.suit(connection, columns)
+            table.check(columns)
         for part in parts:
-            if part.columns:  # a part without rows has no table
-                await connection.execute(self._copying(part.quoted, list(part.columns)))
+            if part.columns:  # a part without rows may have no table
+                await self._check_types(connection, part)
+                await self._copy_part(connection, part)
 
-    def _copying(self, source: str, names: Sequence[str]) -> str:
-        on = self._table.upsert_on
-        distinct = f"DISTINCT ON ({listed(on)}) " if on else ""
-        # The last record of a key wins; a part's rows lie in the order in which they came.
-        order = f" ORDER BY {listed(on)}, ctid DESC" if on else ""
-        selected = f"SELECT {distinct}{listed(names)} FROM {source}{order}"  # noqa: S608 - quoted
-        return f"INSERT INTO {self._table.quoted} ({listed(names)}) {selected}{self._table.on_conflict(names)}"
+    async def _check_types(self, connection: Connection, part: Table) -> None:
+        """Refuse rows that a column of another type would change: PostgreSQL rounds a number without a word."""
+        known = self._table.columns or {}
+        for name, kind in (part.columns or {}).items():
+            wanted = known[name]
+            if wanted == kind or name in part.untyped:
+                continue
+            column = quoted(name)
+            changed = f"SELECT count(*) FROM {part.quoted} WHERE {column}::{wanted}::{kind} IS DISTINCT FROM {column}"  # noqa: S608
+            async with self._step():
+                if await connection.fetchval(changed):
+                    raise PermanentError(
+                        f"PostgreSQL sink, table {self._table.name!r}: column {name!r} of type {wanted} would change "
+                        f"values of type {kind}; widen the column by ALTER TABLE or schema='widen', or cast the values",
+                        error_type="refused",
+                    )
 
-    async def _drop(self, connection: Connection, key: BatchKey) -> None:
-        schema = self._table.schema
-        found: list[Any] = await connection.fetch(_STAGED, _prefix(schema, self._table.name, key), schema)
-        prefix = "" if schema is None else f"{quoted(schema)}."
-        for (name,) in found:
-            await connection.execute(f"DROP TABLE {prefix}{quoted(name)}")
+    async def _copy_part(self, connection: Connection, part: Table) -> None:
+        statement = self._copying(part)
+        loop = asyncio.get_running_loop()
+        async with self._step():
+            end = int(await connection.fetchval(_BLOCKS, part.quoted))
+        at = 0
+        while at < end:
+            started, size = loop.time(), self._blocks
+            async with self._step():
+                await connection.execute(statement.format(first=at, next=at + size))
+            at += size
+            share = (loop.time() - started) / self._timeout
+            if share < _SMALL and at < end:
+                self._blocks = size * 2
+            elif share > _LARGE:
+                self._blocks = max(1, size // 2)
+
+    def _copying(self, part: Table) -> str:
+        """The statement that copies the rows of some blocks; of those with one key the last one stays."""
+        names, on, known = list(part.columns or {}), self._table.upsert_on, self._table.columns or {}
+        values = ", ".join(f"NULL::{known[name]}" if name in part.untyped else quoted(name) for name in names)
+        first = f"DISTINCT ON ({listed(on)}) " if on else ""
+        last = f" ORDER BY {listed(on)}, ctid DESC" if on else ""
+        text = f"INSERT INTO {self._table.quoted} ({listed(names)}) SELECT {first}{values} FROM {part.quoted}"  # noqa: S608
+        where = " WHERE ctid >= '({first},0)'::tid AND ctid < '({next},0)'::tid"
+        return _escaped(text) + where + _escaped(f"{last}{self._table.on_conflict(names)}")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _about(text: str | None) -> _About | None:
+    try:
+        return msgspec.json.decode(text or "", type=_About)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None  # its task is under way, or was killed

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from batchqueue_async.errors import ConfigError, PermanentError, RetryableError, SinkError
 from batchqueue_async.sinks.postgres.client import is_of_record, line_of, state_of, translate_error
-from batchqueue_async.sinks.postgres.types import MisfitError, column_type, fit_of, listed, quoted, wider
+from batchqueue_async.sinks.postgres.types import MisfitError, column_type, fit_of, listed, quoted, wider, wider_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -255,8 +255,11 @@ class Table:
 
     async def _add(self, connection: Connection, found: Sequence[Rows]) -> None:
         """Add the columns that the rows have and the table has not."""
+        await self._add_columns(connection, _columns_for(found))
+
+    async def _add_columns(self, connection: Connection, columns: Mapping[str, str]) -> None:
         known = self.columns or {}
-        missing = {name: kind for name, kind in _columns_for(found).items() if name not in known}
+        missing = {name: kind for name, kind in columns.items() if name not in known}
         if missing:
             async with connection.transaction():
                 await self._lock(connection)
@@ -267,6 +270,33 @@ class Table:
                     if not kind:
                         await self._comment(connection, name, f"'{_UNTYPED}'")
             await self.find(connection)
+
+    async def declare(self, connection: Connection, columns: Mapping[str, str]) -> None:
+        """See to it that there is a table for columns of these types, as far as `mode` allows to change one."""
+        if not await self.find(connection):
+            await self.create(connection, columns)
+        await self.suit(connection, columns)
+
+    async def suit(self, connection: Connection, columns: Mapping[str, str]) -> None:
+        """Add and widen columns for values of these types, where that is asked for; after a `find`."""
+        if self.mode == "add":
+            await self._add_columns(connection, columns)
+        wanted: dict[str, str] = {}
+        for name, kind in columns.items():
+            known = (self.columns or {}).get(name)
+            if not kind or known is None:
+                continue
+            if name in self._untyped:
+                wanted[name] = kind
+            elif self.mode != "strict" and (wide := wider_type(known, kind)):
+                wanted[name] = wide
+        if wanted:
+            await self._alter(connection, wanted)
+
+    @property
+    def untyped(self) -> frozenset[str]:
+        """The columns of which no value was seen yet."""
+        return frozenset(self._untyped)
 
     async def _suit(self, connection: Connection, found: Sequence[Rows]) -> None:
         """Give columns the types that these values need, where that is asked for, or no value was seen before."""

@@ -13,10 +13,13 @@ from enum import Enum
 from functools import cache, partial
 from ipaddress import IPv4Address, IPv6Address
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from uuid import UUID
 
 import msgspec
+
+if TYPE_CHECKING:
+    from batchqueue_async.sinks._shared.declared import Column
 
 _TYPES: dict[type, str] = {
     bool: "boolean",
@@ -405,3 +408,121 @@ def _wider_number(base: str, wanted: str) -> str | None:
     if base == "real" and wanted == "bigint":
         return "double precision"
     return "numeric"
+
+
+# --- declared columns
+
+_SHORT = {
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+    "time": "time without time zone",
+}
+_OF_KIND = {
+    "boolean": "boolean",
+    "text": "text",
+    "bytes": "bytea",
+    "date": "date",
+    "time": "time",
+    "datetime": "timestamp",
+    "instant": "timestamptz",
+    "interval": "interval",
+    "container": "jsonb",
+}
+_SMALL, _INTEGER, _BIG, _SINGLE = 16, 32, 64, 32
+
+
+def declared_type(column: Column) -> str:
+    """The type of a column that is declared; nothing where its values may be anything.
+
+    Example:
+        >>> from batchqueue_async.sinks._shared.declared import Column
+        >>> declared_type(Column("n", "integer", bits=32)), declared_type(Column("d", "decimal", digits=(10, 2)))
+        ('integer', 'numeric(10,2)')
+    """
+    if column.kind == "integer":
+        for bits, kind in ((_SMALL, "smallint"), (_INTEGER, "integer"), (_BIG, "bigint")):
+            if column.bits <= bits:
+                return kind
+        return "numeric"
+    if column.kind == "float":
+        return "real" if column.bits <= _SINGLE else "double precision"
+    if column.kind == "decimal":
+        return f"numeric({column.digits[0]},{column.digits[1]})"
+    return _OF_KIND.get(column.kind, "")
+
+
+def wider_type(kind: str, declared: str) -> str | None:
+    """The type that a column is to have, to hold what is declared too; None where it does, or no type holds both.
+
+    Example:
+        >>> wider_type("integer", "bigint"), wider_type("bigint", "integer"), wider_type("bigint", "double precision")
+        ('bigint', None, 'numeric')
+        >>> wider_type("numeric(5,2)", "numeric(6,1)"), wider_type("date", "timestamp"), wider_type("text", "bigint")
+        ('numeric(7,2)', 'timestamp', None)
+    """
+    if kind in {declared, _SHORT.get(declared)}:
+        return None
+    if (base := _base(kind)) in _TEXTS:
+        return "text" if declared == "text" else None
+    if (base, declared) == ("date", "timestamp"):
+        return declared
+    old, new = _reach(kind), _reach(declared)
+    if old is None or new is None:
+        return None
+    whole, scale = max(old.whole, new.whole), max(old.scale, new.scale)
+    both = f"numeric({whole + scale:.0f},{scale:.0f})"
+    for wide in (kind, declared, "double precision", both, "numeric"):
+        reach = _reach(wide)
+        if reach is not None and _covers(reach, old) and _covers(reach, new):
+            return None if wide == kind else wide
+    return None
+
+
+class _Reach(NamedTuple):
+    """What a type of numbers holds.
+
+    Attributes:
+        whole: digits before the point.
+        scale: digits after it.
+        bits: whole numbers of so many bits.
+        floats: 1 for floats of 4 bytes, 2 for those of 8 bytes too.
+        form: what its own numbers are: "whole", "decimal" or "float".
+    """
+
+    whole: float
+    scale: float
+    bits: float
+    floats: int
+    form: str
+
+
+def _covers(wide: _Reach, narrow: _Reach) -> bool:
+    if narrow.form == "float":
+        return wide.floats >= narrow.floats
+    if narrow.form == "whole":
+        return wide.bits >= narrow.bits
+    return wide.whole >= narrow.whole and wide.scale >= narrow.scale
+
+
+_REACH = {
+    "smallint": _Reach(5, 0, 15, 0, "whole"),
+    "integer": _Reach(10, 0, 31, 0, "whole"),
+    "bigint": _Reach(19, 0, 63, 0, "whole"),
+    "real": _Reach(0, 0, 24, 1, "float"),
+    "double precision": _Reach(0, 0, 53, 2, "float"),
+    "numeric": _Reach(math.inf, math.inf, math.inf, 3, "decimal"),
+}
+
+
+def _reach(kind: str) -> _Reach | None:
+    found = _REACH.get(_base(kind))
+    args = kind.partition("(")[2].partition(")")[0]
+    if found is None or not args or not args.replace(",", "").isdigit():
+        return found
+    precision, _, scale = args.partition(",")
+    whole = int(precision) - int(scale or 0)
+    return _Reach(whole, int(scale or 0), math.log2(10) * whole, 0, "decimal")
+
+
+def _base(kind: str) -> str:
+    return kind.partition("(")[0].strip()

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import quote
 
 from batchqueue_async.errors import ConfigError, PermanentError
-from batchqueue_async.sinks._shared.files import Staging
+from batchqueue_async.sinks._shared.declared import columns_of
+from batchqueue_async.sinks._shared.staging import Staging
 from batchqueue_async.sinks._shared.thread import SinkThread
 from batchqueue_async.sinks.base import BatchKey, SendResult, SinkNeeds
-from batchqueue_async.sinks.sqlite.table import RESERVED, SchemaMode, Table, quoted
+from batchqueue_async.sinks.sqlite.table import RESERVED, SchemaMode, Table, declared_type, quoted
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
-    from batchqueue_async.sinks.base import Attempt
+    from batchqueue_async.sinks.base import Attempt, StagedPart
 
 _FETCH = 10_000
 
@@ -96,6 +98,12 @@ class SqliteSink:
         self._turn = asyncio.Lock()
         self._thread = SinkThread("sqlite")
         await self._thread.run(self._table.open)
+
+    async def declare(self, schema: Any) -> None:
+        """See to it that there is a table for the columns of an Arrow schema, with their types, before any record."""
+        columns = {column.name: declared_type(column) for column in columns_of(schema)}
+        async with self._turn:
+            await self._open_thread.run(self._table.declare, columns)
 
     async def send(self, batch: Sequence[Any]) -> None:
         """Insert the records in one transaction.
@@ -175,7 +183,7 @@ class SqliteSink:
 
     def stage(self, attempt: Attempt) -> StagedTable:
         """A sink for one attempt: a file of its own, beside the database."""
-        return StagedTable(self._make_table(self._staging.file(attempt)))
+        return StagedTable(self._make_table(self._staging.file(attempt)), self._staging, attempt)
 
     async def publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
         """Copy the attempts' rows into the table, and note the batch, in one transaction."""
@@ -186,12 +194,20 @@ class SqliteSink:
             await thread.close()
 
     async def discard(self, key: BatchKey) -> None:
-        """Remove what was staged for the batch."""
-        thread = SinkThread("sqlite")
-        try:
-            await thread.run(self._staging.discard, key)
-        finally:
-            await thread.close()
+        """Remove what was staged for the batch, which may come again."""
+        await asyncio.to_thread(self._staging.discard, key)
+
+    async def abandon(self, key: BatchKey) -> None:
+        """Remove what was staged for a batch that never comes again, and let tasks that still run do the same."""
+        await asyncio.to_thread(self._staging.abandon, key)
+
+    async def staged(self) -> list[StagedPart]:
+        """What is staged, of all batches."""
+        return await asyncio.to_thread(self._staging.parts)
+
+    async def prune(self, older_than: float) -> list[BatchKey]:
+        """Remove what was not changed for so many seconds."""
+        return await asyncio.to_thread(self._staging.prune, older_than)
 
     def _publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
         table = self._make_table(self.path)
@@ -205,7 +221,7 @@ class SqliteSink:
                     table.note_delivered(key)
         finally:
             table.close()
-        self._staging.discard(key)
+        self._staging.finish(key)
         return fresh
 
 
@@ -250,8 +266,10 @@ class SqliteTransaction:
 class StagedTable:
     """A sink for one attempt's rows: all of them in one transaction, which its `close` commits."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, staging: Staging, attempt: Attempt) -> None:
         self._table = table
+        self._staging = staging
+        self._attempt = attempt
         self._thread = SinkThread("sqlite")
         self._closed = False
 
@@ -264,12 +282,17 @@ class StagedTable:
         self._table.open(journal="DELETE")
         self._table.begin()
 
+    async def declare(self, schema: Any) -> None:
+        """Make the attempt's table with these columns."""
+        columns = {column.name: declared_type(column) for column in columns_of(schema)}
+        await self._thread.run(self._table.create, columns)
+
     async def send(self, batch: Sequence[Any]) -> None:
         """Insert the records."""
         await self._thread.run(self._table.insert, batch)
 
     async def close(self) -> None:
-        """Commit, and close the file."""
+        """Commit, and close the file, which goes again where its batch was abandoned meanwhile."""
         if not self._closed:
             self._closed = True
             try:
@@ -283,21 +306,31 @@ class StagedTable:
                 self._table.commit()
         finally:
             self._table.close()
+            self._staging.leave(self._attempt)
 
 
 def _copy(staged: Sequence[Table], table: Table) -> None:
-    """Copy the rows of the staged tables; a part without rows has no table."""
+    """Copy the rows of the staged tables; a part without rows may have no table."""
     columns: dict[str, str] = {}
     for each in staged:
-        with closing(sqlite3.connect(f"file:{each.path}?mode=ro", uri=True)) as source:
-            found = source.execute("SELECT name, type FROM pragma_table_info(?)", (each.name,)).fetchall()
-            columns |= {name: kind for name, kind in found if kind or name not in columns}
+        with _reading(each) as (_, found):
+            columns |= {name: kind for name, kind in found.items() if kind or name not in columns}
     if columns:
-        table.create(columns)
+        table.suit(columns)
+    known = table.schema()
     for each in staged:
-        with closing(sqlite3.connect(f"file:{each.path}?mode=ro", uri=True)) as source:
-            names = [name for (name,) in source.execute("SELECT name FROM pragma_table_info(?)", (each.name,))]
-            if names:
+        with _reading(each) as (source, found):
+            if found:
+                alike = all(known[name] == kind for name, kind in found.items())
+                insert = table.insert_tuples if alike else table.insert_checked
                 rows = source.execute(f"SELECT * FROM {quoted(each.name)}")  # noqa: S608 - quoted
                 while values := rows.fetchmany(_FETCH):
-                    table.insert_tuples(names, values)
+                    insert(tuple(found), values)
+
+
+@contextmanager
+def _reading(table: Table) -> Generator[tuple[sqlite3.Connection, dict[str, str]]]:
+    """A staged file, and the columns of its table."""
+    with closing(sqlite3.connect(f"file:{quote(str(table.path))}?mode=ro", uri=True)) as source:
+        found = source.execute("SELECT name, type FROM pragma_table_info(?)", (table.name,)).fetchall()
+        yield source, dict(found)

@@ -24,13 +24,13 @@ import msgspec
 from batchqueue_async.errors import ConfigError, PermanentError, RetryableError, SinkError
 from batchqueue_async.sinks._shared.files import make_directory, open_append
 from batchqueue_async.sinks._shared.records import check_numbers
-from batchqueue_async.sinks._shared.tabular import tabular
+from batchqueue_async.sinks._shared.tabular import Rows, tabular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from batchqueue_async.sinks._shared.tabular import Rows
+    from batchqueue_async.sinks._shared.declared import Column
     from batchqueue_async.sinks.base import BatchKey
 
 SchemaMode = Literal["strict", "widen", "add"]
@@ -169,6 +169,20 @@ class Table:
         for rows in checked:
             self.insert_tuples(rows.names, rows.values)
 
+    def insert_checked(self, columns: Sequence[str], tuples: Sequence[Sequence[Any]]) -> None:
+        """Insert values of the given columns, unless one of them would be changed. Needs a transaction.
+
+        Raises:
+            PermanentError: one would, or the table has not all of the columns.
+        """
+        refused: dict[int, SinkError] = {}
+        rows = Rows(tuple(columns), tuples, range(len(tuples)))
+        self._prepare(rows)
+        rows = self._checked(rows, refused)
+        if refused:
+            raise PermanentError(str(refused[min(refused)]), error_type="refused")
+        self.insert_tuples(rows.names, rows.values)
+
     def insert_tuples(self, columns: Sequence[str], tuples: Iterable[Sequence[Any]]) -> None:
         """Insert values of the given columns. Needs a transaction."""
         marks = ", ".join("?" * len(columns))
@@ -186,6 +200,28 @@ class Table:
         unknown = [name for name in columns if name not in self.columns]
         if unknown:
             raise self._no_column(unknown[0])
+
+    def declare(self, columns: Mapping[str, str]) -> None:
+        """See to it that there is a table for columns of these types, as far as `mode` allows to change one."""
+        if self.columns is not None and all(name in self.columns for name in columns):
+            return
+        self.columns = self._existing()
+        if self.columns is not None and (self.mode != "add" or all(name in self.columns for name in columns)):
+            return  # a column that is not there is refused with its records
+        with self.transaction():
+            self.columns = self._existing()
+            self.suit(columns)
+
+    def suit(self, columns: Mapping[str, str]) -> None:
+        """Make the table for these columns, or add those that it has not, where `mode` allows it. Needs a transaction.
+
+        Raises:
+            PermanentError: it has not all of them.
+        """
+        if self.columns is None or self.mode != "add":
+            self.create(columns)
+        for name in [name for name in columns if name not in (self.columns or ())]:
+            self._add(name, columns[name])
 
     def schema(self) -> dict[str, str]:
         """The columns of the table, with their types; empty where there is no table."""
@@ -355,6 +391,27 @@ def _type(column: Sequence[Any]) -> str:
     found: set[type] = {type(_shown(value)) for value in column}
     kinds = {_TYPES.get(kind, "TEXT") for kind in found if kind is not type(None)}
     return kinds.pop() if len(kinds) == 1 else ""
+
+
+def declared_type(column: Column) -> str:
+    """The declared type for a column: of what its values become here; none where they may be anything.
+
+    Example:
+        >>> from batchqueue_async.sinks._shared.declared import Column
+        >>> [declared_type(Column("c", kind)) for kind in ("integer", "decimal", "instant", "any")]
+        ['INTEGER', 'TEXT', 'TEXT', '']
+    """
+    return _DECLARED.get(column.kind, "TEXT")
+
+
+_DECLARED = {
+    "integer": "INTEGER",
+    "boolean": "INTEGER",
+    "float": "REAL",
+    "interval": "REAL",
+    "bytes": "BLOB",
+    "any": "",
+}
 
 
 def _shown(value: Any) -> Any:
