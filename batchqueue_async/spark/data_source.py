@@ -19,10 +19,13 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from batchqueue_async._support import log
-from batchqueue_async.errors import ConfigError
-from batchqueue_async.sinks.base import Attempt, BatchKey, PrunableSink, StagingSink
+from batchqueue_async.errors import ConfigError, RetryableError
+from batchqueue_async.sinks.base import Attempt, BatchKey, DeclaringSink, PrunableSink, StagingSink
+from batchqueue_async.spark.arrow_types import arrow_schema
+from batchqueue_async.spark.micro_batch import Patience, Retries
 from batchqueue_async.spark.options import Options, as_options, read_options
 from batchqueue_async.spark.part_writer import Part, worker
+from batchqueue_async.spark.rows import table_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,7 +63,7 @@ class BatchQueueDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - the API's
         """The writer of a batch job."""
-        return BatchWriter(_checked(self.options, schema, overwrite=overwrite))
+        return BatchWriter(*_checked(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802 - the same
         """The writer of a streaming query."""
@@ -69,32 +72,36 @@ class BatchQueueDataSource(DataSource):
                 "format batchqueue: this PySpark has no Arrow writers for streams; "
                 "use PySpark 4.1 or newer, or foreachBatch(DriverSink(...))"
             )
-        return StreamWriter(_checked(self.options, schema, overwrite=overwrite))
+        return StreamWriter(*_checked(self.options, schema, overwrite=overwrite))
 
 
-def _checked(given: Any, schema: Any, *, overwrite: bool) -> Options:
+def _checked(given: Any, schema: Any, *, overwrite: bool) -> tuple[Options, Any]:
+    """The options, and the Arrow schema of the table; what is wrong is raised here, where the write is planned."""
     if overwrite:
         raise ConfigError("format batchqueue: it only appends; write with .mode('append'), or outputMode('append')")
     options = as_options(given)
-    # What is wrong with them is raised where the write is planned.
-    read_options(options).check(("unknown",) if schema is None else list(schema.names))
-    return options
+    read = read_options(options)
+    read.check(("unknown",) if schema is None else list(schema.names))
+    if schema is None:
+        return options, None
+    return options, table_schema(arrow_schema("format batchqueue", schema), read.rows, read.make())
 
 
 class BatchWriter(DataSourceArrowWriter):
     """One batch job: planned once, then sent to the executors and to the commit."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, schema: Any = None) -> None:
         self.options = options
+        self.schema = schema
         self.key = BatchKey(uuid.uuid4().hex, 0)
 
     def write(self, iterator: Iterator[Any]) -> PartWritten:
         """Write one part, on an executor."""
-        return PartWritten(worker(self.options).write(_attempt(self.key), iterator))
+        return PartWritten(worker(self.options).write(_attempt(self.key), iterator, self.schema))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish what the tasks staged."""
-        publish(self.options, self.key, messages)
+        publish(self.options, self.key, messages, self.schema)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Drop what the tasks staged; Spark does not repeat the job under this key."""
@@ -104,18 +111,19 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(StreamArrowWriter):
     """One streaming query; the query's id and the batch's come with each task."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, schema: Any = None) -> None:
         self.options = options
+        self.schema = schema
 
     def write(self, iterator: Iterator[Any]) -> PartWritten:
         """Write one part of a micro-batch, on an executor."""
-        return PartWritten(worker(self.options).write(_attempt(_stream_key()), iterator))
+        return PartWritten(worker(self.options).write(_attempt(_stream_key()), iterator, self.schema))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish what the tasks of the micro-batch staged."""
         key = _key_of(messages, batchId)
         if key is not None:
-            publish(self.options, key, messages)
+            publish(self.options, key, messages, self.schema)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Drop what the tasks of the micro-batch staged, if one of them came far enough to name the query."""
@@ -160,13 +168,15 @@ def _staging(options: Options) -> StagingSink | None:
     return sink if isinstance(sink, StagingSink) and read.export is None else None
 
 
-def publish(options: Options, key: BatchKey, messages: Sequence[WriterCommitMessage | None]) -> bool:
+def publish(
+    options: Options, key: BatchKey, messages: Sequence[WriterCommitMessage | None], schema: Any = None
+) -> bool:
     """Make a batch visible; False if it had been before."""
     parts = _parts(messages)
     sink = _staging(options)
     fresh = True
     if sink is not None:
-        fresh = asyncio.run(sink.publish(key, [part.attempt for part in parts]))
+        fresh = asyncio.run(_publish(sink, key, [part.attempt for part in parts], schema))
     log.info(
         "spark_batch_published",
         batch=str(key),
@@ -177,6 +187,27 @@ def publish(options: Options, key: BatchKey, messages: Sequence[WriterCommitMess
         seconds=round(sum(part.seconds for part in parts), 3),
     )
     return fresh
+
+
+async def _publish(sink: StagingSink, key: BatchKey, attempts: Sequence[Attempt], schema: Any) -> bool:
+    """Publish, and again while the destination is away, as a `DriverSink` does."""
+    retries = Retries(Patience())
+    while True:
+        try:
+            if schema is not None and isinstance(sink, DeclaringSink):
+                await _declare(sink, schema)
+            return await sink.publish(key, attempts)
+        except RetryableError as error:
+            if not await retries.wait_after(f"format batchqueue: the publication of batch {key}", error):
+                raise
+
+
+async def _declare(sink: DeclaringSink, schema: Any) -> None:
+    try:
+        await sink.open()
+        await sink.declare(schema)
+    finally:
+        await sink.close()
 
 
 def discard(options: Options, key: BatchKey, *, for_good: bool = False) -> None:

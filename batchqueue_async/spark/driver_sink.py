@@ -15,6 +15,7 @@ from batchqueue_async._support.checks import HandlerRule, require
 from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeliveryError, QueueClosedError, RetryableError
 from batchqueue_async.sinks.base import BatchKey, Sink
+from batchqueue_async.spark.arrow_types import arrow_schema
 from batchqueue_async.spark.bad_rows import BadRows, DeadLetters, dead_letters_at
 from batchqueue_async.spark.collect import COLLECT_BYTES, Collector
 from batchqueue_async.spark.exporting import route_to
@@ -41,6 +42,7 @@ from batchqueue_async.spark.rows import (
     check_rows,
     default_non_finite,
     default_rows,
+    table_schema,
 )
 from batchqueue_async.spark.streaming_query import QueryRun, current_run
 from batchqueue_async.spark.write_notes import (
@@ -366,10 +368,13 @@ class DriverSink:
         retries = Retries(Patience(self._retry, run.is_stopped, self._config.handler_timeout))
         bad = None if self._letters is None else BadRows(self.name, str(key), self._letters)
         names = getattr(frame, "columns", None)
+        schema = self._table_schema(frame)
         while True:
             keys = RecordKeys(key, self._key_by, names) if self._route.keyed and key is not None else None
             batch = self._last = MicroBatch(what, self._route, key, keys=keys, retries=retries, bad=bad)
             try:
+                if schema is not None:
+                    host.bridge().call(batch.declare, schema)
                 fed = self._feed(frame, batch, source, bad)
                 fresh = host.bridge().call(batch.commit)
             except BaseException as error:
@@ -383,6 +388,14 @@ class DriverSink:
             if bad is not None:
                 self._stats = replace(self._stats, dead_rows=self._stats.dead_rows + bad.count)
             return fed.rows, fresh
+
+    def _table_schema(self, frame: Any) -> Any:
+        """What the destination is to make its table by; None where it makes none, or by values."""
+        schema = getattr(frame, "schema", None)
+        if schema is None:
+            return None
+        found = arrow_schema(self._owner, schema)
+        return table_schema(found, self.rows, self._target) if self._route.declares else None
 
     def _feed(self, frame: Any, batch: MicroBatch, source: WriteSource | None, bad: BadRows | None) -> Fed:
         def check() -> None:

@@ -219,6 +219,10 @@ class MicroBatch:
 
     # -- its life ------------------------------------------------------------------------------------------------
 
+    async def declare(self, schema: Any) -> None:
+        """Have the destination make its table, whether the batch has rows or not."""
+        await self._persistently(lambda: self._route.declare(schema))
+
     async def prepare(self) -> None:
         """The batch's first rows are there, and not in the queue yet: wait here for whatever has to be waited for.
 

@@ -64,8 +64,14 @@ class Worker:
     def _make_queue(self) -> Any:
         return host.free_queue("batchqueue", replace(self._sizes.queue, consumer=handle_chunks))
 
-    def write(self, attempt: Attempt, batches: Iterator[Any]) -> Part:
-        """Write a part; returns when all of it is handled, and staged where the sink stages."""
+    def write(self, attempt: Attempt, batches: Iterator[Any], schema: Any = None) -> Part:
+        """Write a part; returns when all of it is handled, and staged where the sink stages.
+
+        Args:
+            attempt: which attempt of which part of which batch.
+            batches: its record batches.
+            schema: what a sink of tables is to make its table by, also where there are none; None for by values.
+        """
         started = time.perf_counter()
         with self._turn:
             bridge = host.bridge()
@@ -79,6 +85,8 @@ class Worker:
             batch = MicroBatch(what, route, key, keys=keys, retries=Retries(patience))
             try:
                 bridge.call(route.open)
+                if schema is not None:
+                    bridge.call(batch.declare, schema)
                 fed = Feeder(self._queue, bridge, self._sizes).feed(batch, _generator(batches), self._convert)
                 bridge.call(batch.commit)
             except BaseException:

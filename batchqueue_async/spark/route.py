@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async.errors import ConfigError, RetryableError
-from batchqueue_async.sinks.base import KeyedSink, Sink, TransactionalSink
+from batchqueue_async.sinks.base import DeclaringSink, KeyedSink, Sink, TransactionalSink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -29,12 +29,14 @@ class Route:
         keyed: whether each record goes with a key.
         alone: whether calls are made one at a time, however many workers the queue has.
         isolates: whether a call that was refused may be made again with a part of its rows.
+        declares: whether the destination makes its table by a schema.
     """
 
     transactional = False
     keyed = False
     alone = False
     isolates = False
+    declares = False
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
@@ -50,6 +52,9 @@ class Route:
 
     async def _open(self, *, again: bool) -> None:
         """Nothing to open, by default; `again` where the loop that it was open on is gone."""
+
+    async def declare(self, schema: Any) -> None:
+        """Have the destination make its table by an Arrow schema, if it `declares`."""
 
     async def send(self, rows: Sequence[Any], keys: Sequence[str] | None) -> SendResult | None:
         """Deliver rows outside of a transaction."""
@@ -97,6 +102,7 @@ class SinkRoute(Route):
         self.sink = sink
         self.transactional = isinstance(sink, TransactionalSink)
         self.keyed = isinstance(sink, KeyedSink) and not self.transactional
+        self.declares = isinstance(sink, DeclaringSink)
         self._process = os.getpid()
 
     async def _open(self, *, again: bool) -> None:
@@ -114,6 +120,11 @@ class SinkRoute(Route):
         if keys is not None:
             return await cast("KeyedSink", self.sink).send_keyed(rows, keys)
         return await self.sink.send(rows)
+
+    async def declare(self, schema: Any) -> None:
+        """Have a sink of tables make its table."""
+        if isinstance(self.sink, DeclaringSink):
+            await self.sink.declare(schema)
 
     async def begin(self, key: BatchKey) -> Transaction | None:
         """Begin the sink's transaction."""

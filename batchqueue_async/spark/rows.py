@@ -1,7 +1,8 @@
 """From Arrow record batches to what a handler takes: dicts, tuples, typed structs, or the batches as they are.
 
 One rule for each kind of value, whatever the session's settings: instants are in UTC, maps are dicts, structs are dicts
-or, where a field asks for one, typed objects at any depth. What Python can't hold names its column.
+or, where a field asks for one, typed objects at any depth, variants are what they hold. What Python can't hold names
+its column.
 """
 
 from __future__ import annotations
@@ -14,8 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args, get_
 import msgspec
 
 from batchqueue_async.errors import ConfigError
+from batchqueue_async.sinks.base import Sink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite.sink import SqliteSink
+from batchqueue_async.spark.arrow_types import (
+    check_type,
+    check_years,
+    finite,
+    has,
+    in_utc,
+    is_map,
+    is_nested,
+    is_time,
+    is_variant,
+    json_variant,
+    python_variant,
+    reviver,
+)
 from batchqueue_async.spark.requirements import need
 
 if TYPE_CHECKING:
@@ -26,8 +42,6 @@ Rows = str | type
 
 NonFinite = Literal["keep", "null", "fail"]
 """What becomes of NaN and infinity in columns of floating-point numbers."""
-
-Refuse = "Callable[[dict[str, Any], str], None]"
 
 
 def check_rows(rows: object) -> None:
@@ -93,6 +107,18 @@ def check_columns(owner: str, names: Sequence[str], rows: Rows, target: object) 
         )
 
 
+def table_schema(schema: Any, rows: Rows, target: object) -> Any:
+    """The Arrow schema of the table that these rows go into; None where the values are to say it."""
+    if isinstance(rows, type) or not len(schema):
+        return None  # a typed row has the columns of its class
+    if rows != "tuple":
+        return schema
+    names = getattr(target, "columns", None)
+    if names is None or len(names) != len(schema):
+        return None
+    return need("pyarrow").schema([field.with_name(name) for field, name in zip(schema, names, strict=True)])
+
+
 # --- converters
 
 
@@ -109,54 +135,71 @@ class Converter:
         self.non_finite = 0
         self._rule: NonFinite = non_finite
         self._target = target
+        # SQLite keeps JSON as text, and a number in a column of texts would be changed.
+        self._rows = _Rows(json_variant if isinstance(target, SqliteSink) else python_variant)
         self._make = self._maker(rows)
         self._checked: Any = None
-        self._plan = _Plan()
+        self._plan: _Plan
 
     def _maker(self, rows: Rows) -> Callable[[Any, Any], list[Any]]:
         columns = getattr(self._target, "columns", None)
         in_tables = type(self._target) is SqliteSink or _is_postgres(self._target)
         if rows == "tuple" and in_tables and columns is not None:
-            return _Named(tuple(columns)).items
+            return _Named(tuple(columns), self._rows).items
         if rows == "batch" or (rows == "dict" and takes_record_batches(self._target)):
-            return _for_sink if self._target is not None else _whole
+            return self._batches
         if rows == "tuple":
-            return _tuples
-        return _dicts if rows == "dict" else _Structs(cast("type", rows)).items
+            return self._rows.tuples
+        return self._rows.dicts if rows == "dict" else _Structs(cast("type", rows), self._rows).items
+
+    def _batches(self, batch: Any, refuse: Any) -> list[Any]:
+        # A handler asked for what Arrow has; a sink of tables is to get what it can write.
+        return _for_sink(self._rows, batch, refuse) if isinstance(self._target, Sink) else [batch]
 
     def __call__(self, batch: Any, refuse: Any = None) -> list[Any]:
         """The items of a record batch; rows that don't fit their type are given to `refuse`, if there is one."""
         if self._checked is not batch.schema:
-            self._plan = _plan(batch.schema, self._rule)
+            self._plan = self._make_plan(batch.schema)
             check_columns("rows", batch.schema.names, self.rows, self._target)
             self._checked = batch.schema
         plan = self._plan
-        if plan.instants:
-            batch = _in_utc(batch, plan.instants)
-        if plan.times:
-            _check_years(batch, plan.times)
-        if plan.floats:
-            batch = self._finite(batch, plan.floats)
+        for place in plan.instants:
+            field = batch.schema.field(place)
+            wanted = in_utc(field.type)
+            batch = batch.set_column(place, field.with_type(wanted), batch.column(place).cast(wanted))
+        for place in plan.times:
+            check_years(batch.schema.field(place), batch.column(place))
+        for place in plan.floats:
+            batch = self._finite(batch, place)
         return self._make(batch, refuse)
 
-    def _finite(self, batch: Any, floats: Sequence[int]) -> Any:
-        arrow, compute = need("pyarrow"), need("pyarrow.compute")
-        for place in floats:
-            column = batch.column(place)
-            bad = compute.invert(compute.is_finite(column))
-            count = compute.sum(bad).as_py() or 0
-            if not count:
-                continue
-            field = batch.schema.field(place)
-            if self._rule == "fail":
-                raise ConfigError(
-                    f"column {field.name!r} has {count} values that are NaN or infinite, which the sink has no form "
-                    "for; replace them in the query, or give non_finite='null' or 'keep'"
-                )
-            self.non_finite += count
-            fixed = compute.if_else(bad, arrow.scalar(None, column.type), column)
-            batch = batch.set_column(place, field.with_nullable(True), fixed)
-        return batch
+    def _make_plan(self, schema: Any) -> _Plan:
+        is_floating = need("pyarrow").types.is_floating
+        plan = _Plan([], [], [])
+        for place, field in enumerate(schema):
+            check_type(field)
+            if in_utc(field.type) != field.type:
+                plan.instants.append(place)
+            # JSON, which is what PostgreSQL keeps of what is nested, has no form for such numbers.
+            kept = self._rule == "keep" and not (is_nested(field.type) and _is_postgres(self._target))
+            if not kept and has(field.type, is_floating):
+                plan.floats.append(place)
+            if has(field.type, is_time):
+                plan.times.append(place)
+        return plan
+
+    def _finite(self, batch: Any, place: int) -> Any:
+        field = batch.schema.field(place)
+        found = finite(batch.column(place))
+        if not found.odd:
+            return batch
+        if self._rule == "fail":
+            raise ConfigError(
+                f"column {field.name!r} has {found.odd} values that are NaN or infinite, which the sink has no form "
+                "for; replace them in the query, or give non_finite='null' or 'keep'"
+            )
+        self.non_finite += found.odd
+        return batch.set_column(place, field.with_nullable(True), found.column)
 
 
 def converter(rows: Rows) -> Converter:
@@ -173,106 +216,41 @@ def converter(rows: Rows) -> Converter:
 class _Plan(NamedTuple):
     """What has to be done to the columns of a schema before rows are made of them: their places."""
 
-    instants: Sequence[int] = ()
-    floats: Sequence[int] = ()
-    times: Sequence[int] = ()
+    instants: list[int]
+    floats: list[int]
+    times: list[int]
 
 
-def _plan(schema: Any, rule: NonFinite) -> _Plan:
-    types = need("pyarrow").types
-    instants = [place for place, field in enumerate(schema) if _utc(field.type) != field.type]
-    floats = [place for place, field in enumerate(schema) if types.is_floating(field.type)] if rule != "keep" else []
-    times = [
-        place for place, field in enumerate(schema) if types.is_timestamp(field.type) or types.is_date32(field.type)
-    ]
-    for field in schema:
-        if str(field.type) == "month_interval":
-            raise ConfigError(
-                f"column {field.name!r} is an interval of years and months, which Python has no type for; "
-                f"cast it in the query, as by cast({field.name} AS string)"
-            )
-    return _Plan(instants, floats, times)
-
-
-_YEARS = {"date32[day]": (-719_162, 2_932_896), "timestamp": (-62_135_596_800_000_000, 253_402_300_799_999_999)}
-"""The years 1 to 9999, in days and in microseconds since 1970: what Python's dates can be."""
-
-
-def _check_years(batch: Any, places: Sequence[int]) -> None:
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
-    for place in places:
-        field, column = batch.schema.field(place), batch.column(place)
-        is_date = arrow.types.is_date32(field.type)
-        if not is_date and field.type.unit != "us":
-            continue
-        first, last = _YEARS["date32[day]" if is_date else "timestamp"]
-        found = compute.min_max(column.cast(arrow.int32() if is_date else arrow.int64())).as_py()
-        if found["min"] is not None and (found["min"] < first or found["max"] > last):
-            raise ConfigError(
-                f"column {field.name!r} has a value outside of the years 1 to 9999, which Python can't hold; "
-                f"cast it in the query, as by cast({field.name} AS string)"
-            )
-
-
-def _utc(kind: Any) -> Any:
-    """A type whose instants are in UTC, at any depth."""
-    arrow = need("pyarrow")
-    types = arrow.types
-    if types.is_timestamp(kind) and kind.tz is not None:
-        return kind if kind.tz == "UTC" else arrow.timestamp(kind.unit, "UTC")
-    if types.is_list(kind):
-        return arrow.list_(kind.value_field.with_type(_utc(kind.value_type)))
-    if types.is_struct(kind):
-        return arrow.struct([field.with_type(_utc(field.type)) for field in kind])
-    if types.is_map(kind):
-        return arrow.map_(
-            kind.key_field.with_type(_utc(kind.key_type)), kind.item_field.with_type(_utc(kind.item_type))
-        )
-    return kind
-
-
-def _in_utc(batch: Any, places: Sequence[int]) -> Any:
-    for place in places:
-        field = batch.schema.field(place)
-        wanted = _utc(field.type)
-        batch = batch.set_column(place, field.with_type(wanted), batch.column(place).cast(wanted))
-    return batch
-
-
-def _whole(batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG001 - as all of them
+def _for_sink(rows: _Rows, batch: Any, refuse: Any) -> list[Any]:
+    """A record batch as a sink of tables takes it; as rows where that would show: maps, variants, and no columns."""
+    if batch.num_columns == 0 or any(has(field.type, _shows) for field in batch.schema):
+        return rows.dicts(batch, refuse)
     return [batch]
 
 
-def _for_sink(batch: Any, refuse: Any) -> list[Any]:
-    """A record batch as a sink of tables takes it; as rows where that would show, for maps and without columns."""
-    if batch.num_columns == 0 or any(_has_map(field.type) for field in batch.schema):
-        return _dicts(batch, refuse)
-    return [batch]
-
-
-def _has_map(kind: Any) -> bool:
-    types = need("pyarrow").types
-    return types.is_map(kind) or any(_has_map(kind.field(place).type) for place in range(kind.num_fields))
+def _shows(kind: Any) -> bool:
+    return is_map(kind) or is_variant(kind)
 
 
 class _Named:
     """Record batches whose columns have the sink's names: what tuples become in it, without making them."""
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
+    def __init__(self, columns: tuple[str, ...], rows: _Rows) -> None:
         self._columns = columns
+        self._rows = rows
 
     def items(self, batch: Any, refuse: Any) -> list[Any]:
         if len(self._columns) != batch.num_columns:
-            return _tuples(batch, refuse)  # the sink says what is wrong
-        return _for_sink(batch.rename_columns(list(self._columns)), refuse)
+            return self._rows.tuples(batch, refuse)  # the sink says what is wrong
+        return _for_sink(self._rows, batch.rename_columns(list(self._columns)), refuse)
 
 
-def columns(batch: Any) -> list[list[Any]]:
+def columns(batch: Any, variant: Callable[[bytes, bytes], Any] = python_variant) -> list[list[Any]]:
     """The values of each column as plain Python ones; by way of numpy where that gives the same, three times faster."""
     found: list[list[Any]] = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            found.append(_values(column))
+            found.append(_values(column, variant))
         except (ValueError, OverflowError, NotImplementedError) as error:
             raise ConfigError(
                 f"column {name!r} of type {column.type} has a value that Python can't hold ({error}); "
@@ -281,29 +259,43 @@ def columns(batch: Any) -> list[list[Any]]:
     return found
 
 
-def _values(column: Any) -> list[Any]:
+def _values(column: Any, variant: Callable[[bytes, bytes], Any]) -> list[Any]:
     types = need("pyarrow").types
     kind = column.type
     plain = types.is_integer(kind) or types.is_float64(kind) or types.is_boolean(kind)
     if (plain and column.null_count == 0) or types.is_string(kind) or types.is_large_string(kind):
         return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
-    if types.is_nested(kind) and _has_map(kind):
-        try:
-            return cast("list[Any]", column.to_pylist(maps_as_pydicts="strict"))
-        except TypeError:  # keys that are structs or arrays; a dict has none, so they stay pairs
-            return cast("list[Any]", column.to_pylist())
-    return cast("list[Any]", column.to_pylist())
+    if not types.is_nested(kind):
+        return cast("list[Any]", column.to_pylist())
+    found = _nested_values(column) if has(kind, is_map) else cast("list[Any]", column.to_pylist())
+    revive = reviver(kind, variant)
+    return found if revive is None else list(map(revive, found))
 
 
-def _tuples(batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG001 - as all of them
-    return list(zip(*columns(batch), strict=True)) if batch.num_columns else [()] * batch.num_rows
+def _nested_values(column: Any) -> list[Any]:
+    try:
+        return cast("list[Any]", column.to_pylist(maps_as_pydicts="strict"))
+    except TypeError:  # keys that are structs or arrays; a dict has none, so they stay pairs
+        return cast("list[Any]", column.to_pylist())
 
 
-def _dicts(batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG001 - as all of them
-    names = batch.schema.names
-    if not names:
-        return [{} for _ in range(batch.num_rows)]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns(batch), strict=True)]
+class _Rows:
+    """Rows as plain Python values."""
+
+    def __init__(self, variant: Callable[[bytes, bytes], Any]) -> None:
+        self._variant = variant
+
+    def columns(self, batch: Any) -> list[list[Any]]:
+        return columns(batch, self._variant)
+
+    def tuples(self, batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG002 - as all of them
+        return list(zip(*self.columns(batch), strict=True)) if batch.num_columns else [()] * batch.num_rows
+
+    def dicts(self, batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG002 - as all of them
+        names = batch.schema.names
+        if not names:
+            return [{} for _ in range(batch.num_rows)]
+        return [dict(zip(names, values, strict=True)) for values in zip(*self.columns(batch), strict=True)]
 
 
 # --- typed rows
@@ -352,9 +344,10 @@ def _fields(kind: type) -> list[_Field]:
 class _Structs:
     """Makes structs of rows: columns are found by the fields' names, and values become what the fields ask for."""
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: type, rows: _Rows) -> None:
         self.kind = kind
         self.fields = _fields(kind)
+        self._rows = rows
 
     def items(self, batch: Any, refuse: Any) -> list[Any]:
         names = batch.schema.names
@@ -369,7 +362,7 @@ class _Structs:
         chosen = batch.select([found[each.name] for each in fields])
         if not fields:
             return [self.kind() for _ in range(batch.num_rows)]
-        values = columns(chosen)
+        values = self._rows.columns(chosen)
         try:
             typed = [
                 _typed(each, column, arrow) for each, column, arrow in zip(fields, values, chosen.columns, strict=True)

@@ -703,16 +703,123 @@ def test_s_types_a_null_in_any_row_of_a_field_without_one_is_refused(spark):
         take(frame, Value)
 
 
-@pytest.mark.parametrize("expression", ["date'+10000-01-01'", "interval '1-2' year to month"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "date'+10000-01-01'",
+        "interval '1-2' year to month",
+        "make_interval(1, 2, 3, 4, 5, 6, 7)",
+        "array(date'+10000-01-01')",
+        "named_struct('at', timestamp'+10000-01-01 00:00:00')",
+        "map('k', array(date'+10000-01-01'))",
+        "array(interval '1-2' year to month)",
+        "named_struct('a', 1, 'a', 2)",
+    ],
+)
 def test_s_types_a_value_that_python_can_not_hold_names_its_column(spark, tmp_path, expression):
     frame = spark.sql(f"SELECT {expression} AS c")
-    with pytest.raises(bq.ConfigError, match=r"column 'c'.*cast"):
+    with pytest.raises(bq.ConfigError, match=r"column 'c'.*(cast|rename)"):
         take(frame)
     with (
         DriverSink("table", sink=SqliteSink(tmp_path / "out.db")) as sink,
-        pytest.raises(bq.ConfigError, match=r"column 'c'.*cast"),
+        pytest.raises(bq.ConfigError, match=r"column 'c'.*(cast|rename)"),
     ):
         sink(frame)
+
+
+TYPES = {
+    "i": ("1", "INTEGER"),
+    "d": ("0.5D", "REAL"),
+    "n": ("cast(1.50 AS decimal(38, 9))", "TEXT"),
+    "b": ("true", "INTEGER"),
+    "s": ("'x'", "TEXT"),
+    "x": ("X'00'", "BLOB"),
+    "at": ("timestamp_seconds(0)", "TEXT"),
+    "gone": ("null", ""),
+    "arr": ("array(1, null)", "TEXT"),
+    "m": ("map('k', 1)", "TEXT"),
+    "st": ("named_struct('a', named_struct('b', 1))", "TEXT"),
+    "long": ("interval '1 02:03:04' day to second", "REAL"),
+    "v": ("parse_json('[1, 2.5]')", "TEXT"),
+}
+
+
+@pytest.mark.parametrize("way", ["driver", "executors"])
+def test_s_types_an_empty_table_is_made_and_typed_by_sparks_schema(spark, tmp_path, way):
+    frame = spark.sql(f"SELECT {', '.join(f'{text} AS {name}' for name, (text, _) in TYPES.items())}")
+    path = tmp_path / "out.db"
+    for part in (frame.limit(0), frame):
+        if way == "driver":
+            with DriverSink("empty", sink=SqliteSink(path)) as sink:
+                sink(part)
+        else:
+            spark.dataSource.register(BatchQueueDataSource)
+            part.write.format("batchqueue").options(sink="sqlite", path=str(path)).mode("append").save()
+        if part is not frame:
+            assert select(path, "SELECT name, type FROM pragma_table_info('rows')") == [
+                (name, kind) for name, (_, kind) in TYPES.items()
+            ]
+            assert select(path, "SELECT * FROM rows") == []
+    assert select(path, "SELECT v, m, arr, n, long FROM rows") == [
+        ("[1,2.5]", '{"k":1}', "[1,null]", "1.500000000", 93784.0)
+    ]
+
+
+def test_s_types_the_first_row_does_not_say_what_a_column_is(spark, tmp_path):
+    """By its values, the column of the first batch would be one of whole numbers, or of nothing."""
+    numbers = spark.sql("SELECT * FROM VALUES (1.0D, null), (2.5D, 'x') AS t(d, s)").coalesce(1)
+    with DriverSink("first", sink=SqliteSink(tmp_path / "out.db", columns=["d", "s"]), rows="tuple") as sink:
+        sink(numbers.where("d = 1"))
+        sink(numbers.where("d > 1"))
+    assert select(tmp_path / "out.db", "SELECT name, type FROM pragma_table_info('rows')") == [
+        ("d", "REAL"),
+        ("s", "TEXT"),
+    ]
+    assert select(tmp_path / "out.db", "SELECT d, s FROM rows ORDER BY d") == [(1.0, None), (2.5, "x")]
+
+
+def test_s_types_variants_are_what_they_hold(spark, tmp_path):
+    frame = spark.sql(
+        "SELECT parse_json(t) AS v, array(parse_json(t)) AS a, map('k', parse_json(t)) AS m, named_struct('x',"
+        """ parse_json(t)) AS s FROM VALUES ('{"a": [1, 2.5, null]}'), ('5'), ('"x"'), (null) AS x(t)"""
+    ).coalesce(1)
+    found = take(frame)
+    values = [{"a": [1, decimal.Decimal("2.5"), None]}, 5, "x", None]
+    assert [each["v"] for each in found] == values
+    assert [(each["a"], each["m"], each["s"]) for each in found] == [([v], {"k": v}, {"x": v}) for v in values]
+    with DriverSink("json", sink=SqliteSink(tmp_path / "out.db")) as sink:
+        sink(frame.select("v"))
+    assert select(tmp_path / "out.db", "SELECT v FROM rows") == ['{"a":[1,2.5,null]}', "5", '"x"', None]
+    with DriverSink("lines", sink=JsonLinesSink(tmp_path / "out.jsonl")) as sink:
+        sink(frame.select("v").limit(2))
+    assert (tmp_path / "out.jsonl").read_text().splitlines() == ['{"v":{"a":[1,"2.5",null]}}', '{"v":5}']
+
+
+def test_s_types_numbers_that_are_not_finite_follow_the_rule_at_any_depth(spark, tmp_path, logs):
+    odd = "double('nan')"
+    frame = spark.sql(f"SELECT array(1.0D, {odd}) AS a, map('k', {odd}) AS m, named_struct('x', {odd}) AS s")
+    with DriverSink("nulls", sink=SqliteSink(tmp_path / "out.db")) as sink:
+        sink(frame)
+    assert select(tmp_path / "out.db", "SELECT * FROM rows") == [("[1.0,null]", '{"k":null}', '{"x":null}')]
+    assert [event["nulls"] for event in logs if event["event"] == "spark_values_not_finite"] == [3]
+    with pytest.raises(bq.ConfigError, match=r"column 'a' has 1 values that are NaN"):
+        take(frame, non_finite="fail")
+
+
+@pytest.mark.parametrize("mode", ["strict", "add"])
+def test_s_types_a_schema_that_drifts_does_as_the_sink_says(spark, tmp_path, mode):
+    path = tmp_path / "out.db"
+    with DriverSink("drift", sink=SqliteSink(path, schema=mode)) as sink:
+        sink(spark.range(1).selectExpr("id AS v"))
+        more = spark.range(1, 2).selectExpr("id AS v", "0.5D AS extra")
+        if mode == "strict":
+            with pytest.raises(bq.DeliveryError, match=r"no column 'extra'.*schema='add'"):
+                sink(more)
+        else:
+            sink(more.limit(0))  # the column is there before its first row
+            assert select(path, "SELECT name, type FROM pragma_table_info('rows')")[1] == ("extra", "REAL")
+            sink(more)
+    assert select(path) == ([0] if mode == "strict" else [0, 1])
 
 
 def test_s_types_nan_and_infinity_follow_a_rule(spark, tmp_path, logs):

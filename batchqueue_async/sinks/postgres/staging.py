@@ -2,8 +2,8 @@
 
 A publication takes as long as its rows are many, so that no time limit is right for all of it. It is made of steps,
 each within the sink's `timeout`: the rows of a part are copied by ranges of its blocks, as many at a time as take a
-small part of that. All steps are one transaction. What was staged is dropped after it, table by table, because each table
-that a transaction drops takes room in the server's table of locks until its end.
+small part of that. All steps are one transaction. What was staged is dropped after it, table by table, because each
+table that a transaction drops takes room in the server's table of locks until its end.
 
 A staged table says in its comment whose it is; a task that finds its batch over when it ends drops its own.
 """
