@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "sinks.sqlite",
     ),
     "spark.pipelines": (*_CORE, "sinks", "sinks._shared", "spark"),
-    "cli": (*_CORE, "durable", "durable.disk", "export", "spark.pipelines"),
+    "cli": (*_CORE, "durable", "durable.disk", "export", "sinks", "sinks.sqlite", "spark.pipelines"),
 }
 
 # Single modules that look ahead, each with its reason.

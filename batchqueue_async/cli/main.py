@@ -25,7 +25,7 @@ class Commands(Protocol):
         ...
 
 
-COMMANDS = ("check", "disk", "run", "size")
+COMMANDS = ("check", "disk", "run", "size", "spark")
 
 
 def build_parser() -> argparse.ArgumentParser:

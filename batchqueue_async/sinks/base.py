@@ -10,6 +10,7 @@ A sink says what it can do by having the methods; whoever holds it asks with `is
 | `TransactionalSink` | `begin` | several sends and the note that their batch is in take effect together, once |
 | `StagingSink` | `stage`, `publish`, `discard` | the same over many processes: each stages, one publishes |
 | `DeclaringSink` | `declare` | there is a table of these columns before the first record, and without any |
+| `LedgerSink` | `delivered`, `forget` | its notes of what is in can be listed and taken back |
 | `PrunableSink` | `abandon`, `staged`, `prune` | what nobody publishes can be found, and goes |
 
 What a sink raises says how its failure is to be treated:
@@ -86,6 +87,18 @@ class Attempt(NamedTuple):
     key: BatchKey
     part: int
     name: str
+
+
+class Delivered(NamedTuple):
+    """A note that the batches of a source are in, up to one.
+
+    Attributes:
+        key: the source, and its last batch.
+        noted: when that was noted, in seconds since 1970; None where that is not known.
+    """
+
+    key: BatchKey
+    noted: float | None
 
 
 class StagedPart(NamedTuple):
@@ -338,6 +351,8 @@ class StagingSink(Sink, Protocol):
 class DeclaringSink(Sink, Protocol):
     """A sink of tables that takes the types of columns from a schema, where there is one, and not from values.
 
+    Its transactions have a `declare` too, whose effect is part of them.
+
     Example:
         >>> from batchqueue_async.sinks.sqlite.sink import SqliteSink
         >>> isinstance(SqliteSink("rows.db"), DeclaringSink)
@@ -346,6 +361,25 @@ class DeclaringSink(Sink, Protocol):
 
     async def declare(self, schema: Any, /) -> None:
         """See to it that there is a table for the columns of a `pyarrow.Schema`; called after `open`, often."""
+        ...
+
+
+@runtime_checkable
+class LedgerSink(Protocol):
+    """A sink, or a ledger beside one, whose notes of what is in can be listed and taken back.
+
+    Example:
+        >>> from batchqueue_async.sinks.sqlite.sink import SqliteSink
+        >>> isinstance(SqliteSink("rows.db"), LedgerSink)
+        True
+    """
+
+    async def delivered(self) -> list[Delivered]:
+        """All notes, by source."""
+        ...
+
+    async def forget(self, sources: Sequence[str], /) -> int:
+        """Take back the notes of sources, whose batches are delivered again if they come again; how many there were."""
         ...
 
 

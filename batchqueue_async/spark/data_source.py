@@ -93,7 +93,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: Options, schema: Any = None) -> None:
         self.options = options
         self.schema = schema
-        self.key = BatchKey(uuid.uuid4().hex, 0)
+        self.key = BatchKey(f"job-{uuid.uuid4().hex}", 0)
 
     def write(self, iterator: Iterator[Any]) -> PartWritten:
         """Write one part, on an executor."""

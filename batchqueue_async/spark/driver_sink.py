@@ -371,10 +371,8 @@ class DriverSink:
         schema = self._table_schema(frame)
         while True:
             keys = RecordKeys(key, self._key_by, names) if self._route.keyed and key is not None else None
-            batch = self._last = MicroBatch(what, self._route, key, keys=keys, retries=retries, bad=bad)
+            batch = self._last = MicroBatch(what, self._route, key, keys=keys, retries=retries, bad=bad, schema=schema)
             try:
-                if schema is not None:
-                    host.bridge().call(batch.declare, schema)
                 fed = self._feed(frame, batch, source, bad)
                 fresh = host.bridge().call(batch.commit)
             except BaseException as error:

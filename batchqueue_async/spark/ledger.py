@@ -2,7 +2,7 @@
 
 A ledger file is small: the last batch of each source, because a source's batches come in order. It is JSON::
 
-    {"version": 1, "delivered": {"<query id>": 41}}
+    {"version": 1, "delivered": {"<query id>": 41}, "noted": {"<query id>": 1790000000.0}}
 
 A process has one ledger object for a file, however many sinks name it, and each note keeps what other processes wrote.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,15 +23,14 @@ import msgspec
 from batchqueue_async._support import forks
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks._shared.files import make_directory, open_append, replace_file
+from batchqueue_async.sinks.base import BatchKey, Delivered
 
 fcntl: Any = None
 with suppress(ImportError):  # Windows has none: there one process may use a ledger at a time
     fcntl = importlib.import_module("fcntl")
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from batchqueue_async.sinks.base import BatchKey
+    from collections.abc import Generator, Sequence
 
 _VERSION = 1
 
@@ -93,13 +93,35 @@ class FileLedger(MemoryLedger):
     def note(self, key: BatchKey) -> None:
         """Note that the batch was delivered, beside what others noted meanwhile, and make the note durable."""
         with self._turn, self._alone():
-            delivered = self._read()
-            delivered[key.source] = max(key.number, delivered.get(key.source, -1))
-            replace_file(self.path, msgspec.json.encode({"version": _VERSION, "delivered": delivered}))
-            self.delivered = delivered
+            contents = _read(self.path)
+            contents.delivered[key.source] = max(key.number, contents.delivered.get(key.source, -1))
+            contents.noted[key.source] = time.time()
+            self._replace(contents)
+
+    def notes(self) -> list[Delivered]:
+        """All notes, by source."""
+        found = _read(self.path)
+        return [
+            Delivered(BatchKey(source, number), found.noted.get(source))
+            for source, number in sorted(found.delivered.items())
+        ]
+
+    def forget(self, sources: Sequence[str]) -> int:
+        """Take back the notes of sources; how many there were."""
+        with self._turn, self._alone():
+            contents = _read(self.path)
+            gone = [source for source in sources if contents.delivered.pop(source, None) is not None]
+            for source in gone:
+                contents.noted.pop(source, None)
+            self._replace(contents)
+        return len(gone)
+
+    def _replace(self, contents: _Contents) -> None:
+        replace_file(self.path, msgspec.json.encode(contents))
+        self.delivered = contents.delivered
 
     def _read(self) -> dict[str, int]:
-        return _read(self.path) if self.path.exists() else {}
+        return _read(self.path).delivered
 
     @contextmanager
     def _alone(self) -> Generator[None]:
@@ -118,9 +140,12 @@ class FileLedger(MemoryLedger):
 class _Contents(msgspec.Struct):
     version: int
     delivered: dict[str, int]
+    noted: dict[str, float] = {}
 
 
-def _read(path: Path) -> dict[str, int]:
+def _read(path: Path) -> _Contents:
+    if not path.exists():
+        return _Contents(_VERSION, {})
     way_out = "move the file away, and the last batch may be delivered twice"
     try:
         contents = msgspec.json.decode(path.read_bytes(), type=_Contents)
@@ -128,7 +153,7 @@ def _read(path: Path) -> dict[str, int]:
         raise ConfigError(f"ledger {str(path)!r} is not one: {error}; {way_out}") from None
     if contents.version != _VERSION:
         raise ConfigError(f"ledger {str(path)!r} has version {contents.version}, and {_VERSION} is known; {way_out}")
-    return contents.delivered
+    return contents
 
 
 class _Ledgers:

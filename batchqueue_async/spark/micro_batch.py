@@ -201,6 +201,7 @@ class MicroBatch:
         keys: RecordKeys | None = None,
         retries: Retries | None = None,
         bad: BadRows | None = None,
+        schema: Any = None,
     ) -> None:
         self.what = what
         self.key = key
@@ -211,6 +212,8 @@ class MicroBatch:
         self._keys = keys
         self._retries = retries or Retries(Patience(policy=None))
         self._bad = bad
+        self._schema = schema
+        self._prepared = False
         self._transaction: Transaction | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -219,30 +222,38 @@ class MicroBatch:
 
     # -- its life ------------------------------------------------------------------------------------------------
 
-    async def declare(self, schema: Any) -> None:
-        """Have the destination make its table, whether the batch has rows or not."""
-        await self._persistently(lambda: self._route.declare(schema))
-
     async def prepare(self) -> None:
         """The batch's first rows are there, and not in the queue yet: wait here for whatever has to be waited for.
 
         In the queue a handler that waits holds up the others, and so maybe the one that it waits for. A transaction
         begins with the first rows, not while Spark still computes them, because it locks others out.
         """
-        if self.key is None or not self._route.transactional:
-            return
         try:
-            self._transaction = await self._persistently(self._begin)
-            self.repeated = self._transaction is None
+            if self.key is not None and self._route.transactional:
+                self._transaction = await self._persistently(self._begin)
+                self.repeated = self._transaction is None
+            elif self._schema is not None:
+                await self._persistently(partial(self._route.declare, self._schema))
+            self._prepared = True
         except Exception as error:  # noqa: BLE001 - it is the batch's failure, reported as every other
             self.fail(error)
 
     async def _begin(self) -> Transaction | None:
         async with self._route.turn:
-            return await self._route.begin(self.key) if self.key is not None else None
+            transaction = await self._route.begin(self.key) if self.key is not None else None
+            declare = getattr(transaction, "declare", None)
+            if transaction is not None and declare is not None and self._schema is not None:
+                try:
+                    await declare(self._schema)
+                except BaseException:
+                    await transaction.rollback()
+                    raise
+            return transaction
 
     async def commit(self) -> bool:
         """End a batch that was handled; False if it had been in before."""
+        if self._schema is not None and not self._prepared:  # a batch without rows
+            await self._persistently(partial(self._route.declare, self._schema))
         async with self._route.turn:
             if self._bad is not None:
                 await self._bad.bury()

@@ -82,11 +82,9 @@ class Worker:
             keys = RecordKeys(key, self._options.key, None) if route.keyed and key is not None else None
             patience = Patience(timeout=self._options.queue.handler_timeout)
             what = f"format batchqueue: batch {attempt.key}, part {attempt.part}"
-            batch = MicroBatch(what, route, key, keys=keys, retries=Retries(patience))
+            batch = MicroBatch(what, route, key, keys=keys, retries=Retries(patience), schema=schema)
             try:
                 bridge.call(route.open)
-                if schema is not None:
-                    bridge.call(batch.declare, schema)
                 fed = Feeder(self._queue, bridge, self._sizes).feed(batch, _generator(batches), self._convert)
                 bridge.call(batch.commit)
             except BaseException:

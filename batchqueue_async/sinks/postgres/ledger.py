@@ -2,8 +2,10 @@
 
 Two tables of the library's own, beside the target and written in the same transactions:
 
-    batchqueue_sources(id, target, source, number)   each source of a target, and the last batch of it that is in
-    batchqueue_keys(source, numbers)                 the records of a source that are in, one row for each write
+    batchqueue_sources(id, target, source, number, noted_at)   each source of a target, and the last batch of it
+    batchqueue_keys(source, numbers)                           its records that are in, one row for each write
+
+The source of a batch job never comes again; its note is kept for a month.
 
 A record's key is its source and a number in it, as the exporter gives it: `{queue id}/{sequence}`. The numbers of one
 write are few ranges, so that a write adds one row here, whatever the count of its records. An exclusion constraint
@@ -16,19 +18,21 @@ from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.errors import ConfigError, PermanentError
+from batchqueue_async.sinks.base import BatchKey, Delivered
 from batchqueue_async.sinks.postgres.client import state_of
 from batchqueue_async.sinks.postgres.types import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from batchqueue_async.sinks.base import BatchKey
     from batchqueue_async.sinks.postgres.client import Connection
 
 RESERVED = frozenset({"batchqueue_sources", "batchqueue_keys", "batchqueue_stage"})
 _OLDEST = 14
 _EXCLUSION = "23P01"
 _ONCE = "batchqueue_once"
+_DATED = "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass($1) AND attname = 'noted_at'"
+_JOB = "job-"
 
 
 class Numbered(NamedTuple):
@@ -109,6 +113,7 @@ class Ledger:
         self._sources = f"{prefix}batchqueue_sources"
         self._keys = f"{prefix}batchqueue_keys"
         self._ready = False
+        self._dated = False  # an earlier version made the table without
         self._ids: dict[str, int] = {}
 
     async def open(self, connection: Connection) -> None:
@@ -123,6 +128,7 @@ class Ledger:
             )
         if await connection.fetchval("SELECT to_regclass($1)", self._keys) is None:
             await self._create(connection)
+        self._dated = await connection.fetchval(_DATED, self._sources) is not None
         self._ready = True
 
     async def _create(self, connection: Connection) -> None:
@@ -131,7 +137,7 @@ class Ledger:
             await connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {self._sources} (id integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY, "
                 "target text NOT NULL, source text NOT NULL, number bigint NOT NULL DEFAULT -1, "
-                "UNIQUE (target, source))"
+                "noted_at timestamptz, UNIQUE (target, source))"
             )
             # The source as a range, since GiST has no equality of integers without an extension.
             await connection.execute(
@@ -170,12 +176,42 @@ class Ledger:
 
     async def note_delivered(self, connection: Connection, key: BatchKey) -> None:
         """Note that the batch is in. Needs the transaction in which it was asked for."""
+        now = ", noted_at = now()" if self._dated else ""
         await connection.execute(
-            f"UPDATE {self._sources} SET number = $3 WHERE target = $1 AND source = $2",  # noqa: S608 - quoted
+            f"UPDATE {self._sources} SET number = $3{now} WHERE target = $1 AND source = $2",  # noqa: S608 - quoted
             self.target,
             key.source,
             key.number,
         )
+        if self._dated and key.source.startswith(_JOB):
+            await connection.execute(
+                f"DELETE FROM {self._sources} WHERE target = $1 AND starts_with(source, $2) "  # noqa: S608 - quoted
+                "AND noted_at < now() - interval '30 days'",
+                self.target,
+                _JOB,
+            )
+
+    async def delivered(self, connection: Connection) -> list[Delivered]:
+        """The notes of batches, by source."""
+        await self.open(connection)
+        noted = "extract(epoch FROM noted_at)::float8" if self._dated else "NULL::float8"
+        rows = await connection.fetch(
+            f"SELECT source, number, {noted} FROM {self._sources} "  # noqa: S608 - quoted
+            "WHERE target = $1 AND number >= 0 ORDER BY source",
+            self.target,
+        )
+        return [Delivered(BatchKey(source, number), at) for source, number, at in rows]
+
+    async def take_back(self, connection: Connection, sources: Sequence[str]) -> int:
+        """Take back the notes of the batches of sources; those of single records stay."""
+        await self.open(connection)
+        done = await connection.execute(
+            f"UPDATE {self._sources} SET number = -1 "  # noqa: S608 - quoted
+            "WHERE target = $1 AND source = ANY($2::text[]) AND number >= 0",
+            self.target,
+            list(sources),
+        )
+        return int(done.rpartition(" ")[2])
 
     # -- records -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from batchqueue_async.errors import ConfigError, PermanentError
 from batchqueue_async.sinks._shared import tls as tls_options
-from batchqueue_async.sinks._shared.declared import columns_of
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.records import row
 from batchqueue_async.sinks._shared.secrets import Secret, redacted
@@ -18,7 +17,6 @@ from batchqueue_async.sinks.postgres.client import Connections, connect, is_of_s
 from batchqueue_async.sinks.postgres.ledger import RESERVED, Ledger
 from batchqueue_async.sinks.postgres.staging import StagedRows, Staging, staged_name
 from batchqueue_async.sinks.postgres.table import SchemaMode, Table
-from batchqueue_async.sinks.postgres.types import declared_type
 from batchqueue_async.sinks.postgres.writing import BatchWrite, PostgresTransaction
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from batchqueue_async.sinks._shared.tls import TlsOption
-    from batchqueue_async.sinks.base import Attempt, BatchKey, SendResult, StagedPart
+    from batchqueue_async.sinks.base import Attempt, BatchKey, Delivered, SendResult, StagedPart
     from batchqueue_async.sinks.postgres.client import Connection
 
 
@@ -182,15 +180,8 @@ class PostgresSink:
 
         A table that is there gets columns, or wider ones, as the sink's `schema` allows it.
         """
-        columns = {column.name: declared_type(column) for column in columns_of(schema)}
-        missing = [name for name in self.upsert_on if name not in columns]
-        if missing:
-            raise ConfigError(
-                f"PostgreSQL sink, table {self.table!r}: upsert_on={list(self.upsert_on)}, and the rows have no column "
-                f"{missing[0]!r}, only {list(columns)}; correct upsert_on, or add the column to the rows"
-            )
         async with self._call() as connection:
-            await self._table.declare(connection, columns)
+            await self._table.declare(connection, schema)
 
     async def send(self, batch: Sequence[Any]) -> SendResult:
         """Write the records in one transaction.
@@ -270,6 +261,16 @@ class PostgresSink:
                 call=self._translated,
                 end=stack.pop_all(),
             )
+
+    async def delivered(self) -> list[Delivered]:
+        """The notes of the batches that are in, by source."""
+        async with self._call() as connection:
+            return await self._ledger.delivered(connection)
+
+    async def forget(self, sources: Sequence[str]) -> int:
+        """Take back the notes of sources, whose batches are delivered again if they come again; how many there were."""
+        async with self._call() as connection:
+            return await self._ledger.take_back(connection, sources)
 
     # -- many processes ------------------------------------------------------------------------------------------
 

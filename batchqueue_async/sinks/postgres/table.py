@@ -17,8 +17,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from batchqueue_async.errors import ConfigError, PermanentError, RetryableError, SinkError
+from batchqueue_async.sinks._shared.declared import columns_of
 from batchqueue_async.sinks.postgres.client import is_of_record, line_of, state_of, translate_error
-from batchqueue_async.sinks.postgres.types import MisfitError, column_type, fit_of, listed, quoted, wider, wider_type
+from batchqueue_async.sinks.postgres.types import (
+    MisfitError,
+    column_type,
+    declared_type,
+    fit_of,
+    listed,
+    quoted,
+    wider,
+    wider_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -271,8 +281,19 @@ class Table:
                         await self._comment(connection, name, f"'{_UNTYPED}'")
             await self.find(connection)
 
-    async def declare(self, connection: Connection, columns: Mapping[str, str]) -> None:
-        """See to it that there is a table for columns of these types, as far as `mode` allows to change one."""
+    async def declare(self, connection: Connection, schema: Any) -> None:
+        """See to it that there is a table for the columns of an Arrow schema, as far as `mode` allows to change one.
+
+        Raises:
+            ConfigError: it has not the columns by which rows are upserted.
+        """
+        columns = {column.name: declared_type(column) for column in columns_of(schema)}
+        missing = [name for name in self.upsert_on if name not in columns]
+        if missing:
+            raise ConfigError(
+                f"PostgreSQL sink, table {self.name!r}: upsert_on={list(self.upsert_on)}, and the rows have no column "
+                f"{missing[0]!r}, only {list(columns)}; correct upsert_on, or add the column to the rows"
+            )
         if not await self.find(connection):
             await self.create(connection, columns)
         await self.suit(connection, columns)

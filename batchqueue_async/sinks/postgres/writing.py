@@ -214,6 +214,11 @@ class PostgresTransaction:
         self._staged = False
         self._broken = False
 
+    async def declare(self, schema: Any) -> None:
+        """See to it that there is a table for the columns of an Arrow schema; nobody sees it before the commit."""
+        async with self._whole():
+            await self._table.declare(self._connection, schema)
+
     async def send(self, batch: Sequence[Any]) -> SendResult:
         """Write records; nobody sees them before the commit."""
         async with self._whole():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Generator, Sequence
 
-    from batchqueue_async.sinks.base import Attempt, StagedPart
+    from batchqueue_async.sinks.base import Attempt, Delivered, StagedPart
 
 _FETCH = 10_000
 
@@ -101,9 +101,8 @@ class SqliteSink:
 
     async def declare(self, schema: Any) -> None:
         """See to it that there is a table for the columns of an Arrow schema, with their types, before any record."""
-        columns = {column.name: declared_type(column) for column in columns_of(schema)}
         async with self._turn:
-            await self._open_thread.run(self._table.declare, columns)
+            await self._open_thread.run(self._declare, _declared(schema))
 
     async def send(self, batch: Sequence[Any]) -> None:
         """Insert the records in one transaction.
@@ -153,6 +152,11 @@ class SqliteSink:
 
     # -- in the thread -------------------------------------------------------------------------------------------
 
+    def _declare(self, columns: dict[str, str]) -> None:
+        if self._table.lacks(columns):
+            with self._table.transaction():
+                self._table.declare(columns)
+
     def _send(self, batch: Sequence[Any]) -> None:
         with self._table.transaction():
             self._table.insert(batch)
@@ -174,6 +178,22 @@ class SqliteSink:
             return True
         self._table.rollback()
         return False
+
+    # -- what is in ----------------------------------------------------------------------------------------------
+
+    async def delivered(self) -> list[Delivered]:
+        """The notes of the batches that are in, by source."""
+        async with self._turn:
+            return await self._open_thread.run(self._table.delivered)
+
+    async def forget(self, sources: Sequence[str]) -> int:
+        """Take back the notes of sources, whose batches are delivered again if they come again; how many there were."""
+        async with self._turn:
+            return await self._open_thread.run(self._forget, sources)
+
+    def _forget(self, sources: Sequence[str]) -> int:
+        with self._table.transaction():
+            return self._table.forget(sources)
 
     # -- many processes ------------------------------------------------------------------------------------------
 
@@ -235,6 +255,10 @@ class SqliteTransaction:
         self._key = key
         self._open = True
 
+    async def declare(self, schema: Any) -> None:
+        """See to it that there is a table for the columns of an Arrow schema; nobody sees it before the commit."""
+        await self._thread.run(self._table.declare, _declared(schema))
+
     async def send(self, batch: Sequence[Any]) -> None:
         """Insert records; nobody sees them before the commit."""
         await self._thread.run(self._table.insert, batch)
@@ -284,8 +308,7 @@ class StagedTable:
 
     async def declare(self, schema: Any) -> None:
         """Make the attempt's table with these columns."""
-        columns = {column.name: declared_type(column) for column in columns_of(schema)}
-        await self._thread.run(self._table.create, columns)
+        await self._thread.run(self._table.create, _declared(schema))
 
     async def send(self, batch: Sequence[Any]) -> None:
         """Insert the records."""
@@ -307,6 +330,10 @@ class StagedTable:
         finally:
             self._table.close()
             self._staging.leave(self._attempt)
+
+
+def _declared(schema: Any) -> dict[str, str]:
+    return {column.name: declared_type(column) for column in columns_of(schema)}
 
 
 def _copy(staged: Sequence[Table], table: Table) -> None:

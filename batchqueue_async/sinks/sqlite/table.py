@@ -2,8 +2,10 @@
 
 Beside the table the file holds two of the library's own, written in the same transactions:
 
-    batchqueue_ledger(target, source, number)    the last batch of each source that is in the table `target`
-    batchqueue_keys(target, key)                 the idempotency keys of the records that are in it
+    batchqueue_ledger(target, source, number, noted_at)   the last batch of each source that is in the table `target`
+    batchqueue_keys(target, key)                          the idempotency keys of the records that are in it
+
+The source of a batch job never comes again; its note is kept for a month.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time as clock
 from contextlib import contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -25,24 +28,29 @@ from batchqueue_async.errors import ConfigError, PermanentError, RetryableError,
 from batchqueue_async.sinks._shared.files import make_directory, open_append
 from batchqueue_async.sinks._shared.records import check_numbers
 from batchqueue_async.sinks._shared.tabular import Rows, tabular
+from batchqueue_async.sinks.base import BatchKey, Delivered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from batchqueue_async.sinks._shared.declared import Column
-    from batchqueue_async.sinks.base import BatchKey
 
 SchemaMode = Literal["strict", "widen", "add"]
 RESERVED = frozenset({"batchqueue_ledger", "batchqueue_keys"})
 _TABLES = """
 CREATE TABLE IF NOT EXISTS batchqueue_ledger (
-  target TEXT, source TEXT, number INTEGER NOT NULL, PRIMARY KEY (target, source)
+  target TEXT, source TEXT, number INTEGER NOT NULL, noted_at REAL, PRIMARY KEY (target, source)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batchqueue_keys (target TEXT, key TEXT, PRIMARY KEY (target, key)) WITHOUT ROWID
 """
 _LAST = "SELECT number FROM batchqueue_ledger WHERE target = ? AND source = ?"
-_NOTE = "INSERT OR REPLACE INTO batchqueue_ledger VALUES (?, ?, ?)"
+_NOTE = "INSERT OR REPLACE INTO batchqueue_ledger (target, source, number, noted_at) VALUES (?, ?, ?, ?)"
+_NOTES = "SELECT source, number, noted_at FROM batchqueue_ledger WHERE target = ? ORDER BY source"
+_FORGET = "DELETE FROM batchqueue_ledger WHERE target = ? AND source = ?"
+_FORGET_JOBS = "DELETE FROM batchqueue_ledger WHERE target = ? AND source GLOB 'job-*' AND noted_at < ?"
+_DATED = "SELECT 1 FROM pragma_table_info('batchqueue_ledger') WHERE name = 'noted_at'"
+_JOBS = 30 * 24 * 3600.0
 _SEEN = "SELECT key FROM batchqueue_keys WHERE target = ? AND key IN (SELECT value FROM json_each(?))"
 _TAKE = "INSERT INTO batchqueue_keys VALUES (?, ?)"
 
@@ -100,6 +108,8 @@ class Table:
             with self.transaction():
                 for statement in _TABLES.split(";"):
                     connection.execute(statement)
+                if connection.execute(_DATED).fetchone() is None:  # of an earlier version
+                    connection.execute("ALTER TABLE batchqueue_ledger ADD COLUMN noted_at REAL")
                 self.columns = self._existing()
 
     def close(self) -> None:
@@ -202,15 +212,15 @@ class Table:
             raise self._no_column(unknown[0])
 
     def declare(self, columns: Mapping[str, str]) -> None:
-        """See to it that there is a table for columns of these types, as far as `mode` allows to change one."""
-        if self.columns is not None and all(name in self.columns for name in columns):
-            return
-        self.columns = self._existing()
-        if self.columns is not None and (self.mode != "add" or all(name in self.columns for name in columns)):
-            return  # a column that is not there is refused with its records
-        with self.transaction():
+        """See to it that there is a table for columns of these types, as far as `mode` allows. Needs a transaction."""
+        if self.lacks(columns):
             self.columns = self._existing()
+        if self.lacks(columns):
             self.suit(columns)
+
+    def lacks(self, columns: Iterable[str]) -> bool:
+        """Whether there is something to declare; what `mode` does not allow is refused with its records."""
+        return self.columns is None or (self.mode == "add" and any(name not in self.columns for name in columns))
 
     def suit(self, columns: Mapping[str, str]) -> None:
         """Make the table for these columns, or add those that it has not, where `mode` allows it. Needs a transaction.
@@ -334,8 +344,21 @@ class Table:
 
     def note_delivered(self, key: BatchKey) -> None:
         """Note that the batch is in. Needs a transaction."""
+        now = clock.time()
         with self._errors():
-            self.connection.execute(_NOTE, (self.name, *key))
+            self.connection.execute(_NOTE, (self.name, *key, now))
+            self.connection.execute(_FORGET_JOBS, (self.name, now - _JOBS))
+
+    def delivered(self) -> list[Delivered]:
+        """The notes of batches."""
+        with self._errors():
+            found = self.connection.execute(_NOTES, (self.name,)).fetchall()
+        return [Delivered(BatchKey(source, number), noted) for source, number, noted in found]
+
+    def forget(self, sources: Iterable[str]) -> int:
+        """Take back the notes of sources; how many there were. Needs a transaction."""
+        with self._errors():
+            return sum(self.connection.execute(_FORGET, (self.name, source)).rowcount for source in sources)
 
     def take_keys(self, keys: Sequence[str]) -> list[bool]:
         """Note the keys; which of them are new, each at its first place. Needs a transaction."""
