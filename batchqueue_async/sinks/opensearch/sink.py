@@ -273,7 +273,7 @@ def _document(record: Any) -> bytes:
         (line,) = lines([record])
         # The next line would be taken for what this one says of it.
         if not line.lstrip().startswith(b"{") or not line.rstrip().endswith(b"}"):
-            raise PermanentError("an encoded record is no JSON object; send one on a line")
+            raise PermanentError("an encoded record is not a JSON object; send one on a line")
         return line
     (line,) = lines([dict(row(record))])
     return line
