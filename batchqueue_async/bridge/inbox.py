@@ -132,6 +132,8 @@ class ThreadInbox(Generic[T]):
     def __init__(self, queue: BatchQueue[T]) -> None:
         self.queue = queue
         self.loop = queue.loop
+        self._router = queue.router
+        self._intake = queue.intake
         self.only: PartitionCredits[T] | None = None
         self.by_type: dict[type, PartitionCredits[T]] | None = None
         self.waking = False
@@ -386,13 +388,13 @@ class ThreadInbox(Generic[T]):
     def _route(self, item: T) -> Route:
         """Outside the lock: what the user's selector says, if it is one that has to be asked."""
         width = self._width
-        return (self.queue.router.ask(item, width), width) if width else NO_ROUTE
+        return (self._router.ask(item, width), width) if width else NO_ROUTE
 
     def _ask(self, offer: Offer[T]) -> None:
         """Outside the lock: ask the user's selector, if there is one, for each item that it was not asked for."""
         width = self._width
         if width:
-            ask = self.queue.router.ask
+            ask = self._router.ask
             offer.route_by(lambda item: ask(item, width), width)
 
     def _share_of(self, item: T, route: Route) -> PartitionCredits[T] | None:
@@ -411,7 +413,7 @@ class ThreadInbox(Generic[T]):
 
     def _meet(self, kind: Any) -> PartitionCredits[T]:
         """A type turns up for the first time since the routes were made."""
-        places = self.queue.router.by_type or {}
+        places = self._router.by_type or {}
         place = places.get(kind)
         if place is None:
             self._met.append(kind)
@@ -454,7 +456,7 @@ class ThreadInbox(Generic[T]):
         """
         if self.queue.config.buffer_bytes is not None:
             return  # places alone let nothing in there: each call asks the loop
-        router = self.queue.router
+        router = self._router
         new = [PartitionCredits(self, partition) for partition in router.partitions[len(self._shares) :]]
         if not self.guarded(self._take_routes, new):
             return
@@ -464,7 +466,7 @@ class ThreadInbox(Generic[T]):
 
     def _take_routes(self, new: list[PartitionCredits[T]]) -> bool:
         """Under the lock; False when the inbox is closed."""
-        router = self.queue.router
+        router = self._router
         self._move_in(rerouted=True)
         self._epoch += 1
         for share in self._shares:
@@ -493,20 +495,22 @@ class ThreadInbox(Generic[T]):
         """Under the lock; the shares in whose line somebody stands."""
         self.waking = False
         self._move_in(rerouted=False)
-        waiting = [share for share in self._shares if share.line]
-        for share in waiting if not inside else ():
-            share.balance()
+        waiting: list[PartitionCredits[T]] = []
+        for share in self._shares:
+            if share.line:
+                waiting.append(share)
+                if not inside:
+                    share.balance()
         return waiting
 
     def _move_in(self, *, rerouted: bool) -> None:
         self._hand_in_counts()
-        router = self.queue.router
         for kind in self._met:
-            router.route_of_type(kind)
+            self._router.route_of_type(kind)
         self._met = []
         for share in self._shares:
             if share.items:
-                self.queue.take_in(share.partition, share.unload(), rerouted=rerouted)
+                self._intake.take_in(share.partition, share.unload(), rerouted=rerouted)
 
     def close(self) -> None:
         """Take in what came, then nothing more; everybody in line is sent away."""

@@ -20,9 +20,8 @@ from batchqueue_async.bridge.inbox import Offer, ThreadInbox
 from batchqueue_async.bridge.watchdog import watchdog
 from batchqueue_async.errors import DeadlockError, PartlyAcceptedError, QueueClosedError
 from batchqueue_async.queue.adapters import InThread
-from batchqueue_async.queue.deadlock import acting_for, caller_here, waits
+from batchqueue_async.queue.deadlock import acting_for, caller_here, round_here, waits
 from batchqueue_async.queue.intake import RemoteOffer
-from batchqueue_async.queue.round import round_here
 from batchqueue_async.runtime.ending import end_async, end_in_thread
 from batchqueue_async.runtime.loop_calls import (
     AskedTooLongError,
@@ -248,7 +247,7 @@ class SyncQueue(Generic[T]):
         inbox = self._inbox
         inbox.check()
         if self._queue.on_own_thread():
-            offer.done = self._queue.put_now(offer.items)
+            offer.done = self._queue.intake.put_now(offer.items)
             if not offer.complete and inbox.waits and not self.closed and not is_over(deadline):
                 raise self._deadlock("it came from the thread of the queue's own loop, which it would stop")
             return
@@ -291,7 +290,7 @@ class SyncQueue(Generic[T]):
 
     async def _put_remote(self, remote: RemoteOffer[T], deadline: float | None) -> None:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        await self._queue.put_remote(remote, left)
+        await self._queue.intake.put_remote(remote, left)
 
     def _meet_end(self, asked: LoopCall[Any]) -> None:
         """The loop did not come to the end of a call: because it has ended itself, or because of a circle."""

@@ -13,8 +13,7 @@ import anyio.to_process
 import anyio.to_thread
 
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.queue.deadlock import acting_for
-from batchqueue_async.queue.round import round_here
+from batchqueue_async.queue.deadlock import acting_for, round_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

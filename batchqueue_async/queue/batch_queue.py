@@ -46,11 +46,10 @@ from batchqueue_async.queue.stats import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping
     from types import TracebackType
 
     from batchqueue_async.bridge.sync_queue import SyncQueue
-    from batchqueue_async.queue.intake import RemoteOffer
     from batchqueue_async.queue.limiter import CallLimiter
     from batchqueue_async.queue.ports import ThreadInbox
     from batchqueue_async.queue.router import Route
@@ -515,6 +514,11 @@ class BatchQueue(Generic[T]):
         return self._router
 
     @property
+    def intake(self) -> Intake[T]:
+        """The slow ways into the queue, by which other threads and loops come too."""
+        return self._intake
+
+    @property
     def counters(self) -> Counters:
         """The queue's running counts."""
         return self._counters
@@ -524,18 +528,6 @@ class BatchQueue(Generic[T]):
         self._inbox = inbox
         self._observer.attach_inbox(inbox)
         self._router.on_rerouted = inbox.meet_partitions
-
-    def take_in(self, partition: Partition[T], items: list[T], *, rerouted: bool) -> None:
-        """Put in what the inbox of other threads has accepted for a partition; see `Intake.take_in`."""
-        self._intake.take_in(partition, items, rerouted=rerouted)
-
-    def put_now(self, items: Sequence[T]) -> int:
-        """Put in as many of the items as there is room for now; the caller counts those that are refused."""
-        return self._intake.put_now(items)
-
-    async def put_remote(self, remote: RemoteOffer[T], wait: float | None) -> None:
-        """Put in what a caller on another thread or loop offers; see `Intake.put_remote`."""
-        await self._intake.put_remote(remote, wait)
 
     def after_fork(self) -> None:
         """In a forked child, where its loop does not run: every call raises `ForkedError` from now on."""

@@ -105,10 +105,12 @@ class ByteRoom(Generic[T]):
         """How many more of a waiter's items there are bytes for."""
         return self.prefix(waiter.sizes, waiter.filled + waiter.reserved)
 
-    def reserve(self, waiter: Waiter, count: int) -> None:
-        """So many of its items have been granted their places, right after those that were before."""
-        end = waiter.filled + waiter.reserved
-        self.reserved += sum(waiter.sizes[end - count : end])
+    def reserve(self, waiter: Waiter, most: int) -> int:
+        """Reserve bytes for up to `most` more of the waiter's items, in order; for how many there were some."""
+        start = waiter.filled + waiter.reserved
+        count = min(most, self.prefix(waiter.sizes, start))
+        self.reserved += sum(waiter.sizes[start : start + count])
+        return count
 
     def use(self, waiter: Waiter, count: int) -> list[int]:
         """The waiter is about to put in so many of its items; what they take."""

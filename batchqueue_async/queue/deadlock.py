@@ -25,7 +25,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support import forks
-from batchqueue_async.queue.round import round_here
+from batchqueue_async.queue.round import current_round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -254,6 +254,12 @@ def acting_for(round_: Round[Any]) -> Generator[None]:
         yield
     finally:
         _acting.reset(token)
+
+
+def round_here() -> Round[Any] | None:
+    """The round in whose running handler call this code runs, or that started it; None if there is none."""
+    found = current_round.get()
+    return found if found is not None and found.running and not found.abandoned else None
 
 
 def caller_here() -> DrainTask[Any] | None:

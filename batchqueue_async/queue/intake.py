@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 from operator import countOf
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
@@ -20,12 +20,14 @@ from batchqueue_async.policies import RoundRobin
 from batchqueue_async.queue.deadlock import WaitHere, caller_here, waits
 from batchqueue_async.queue.migration import Migration
 from batchqueue_async.queue.partition import Lane, Partition
+from batchqueue_async.queue.round import current_round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from batchqueue_async.config import QueueConfig
     from batchqueue_async.queue.completion import CompletionWait
+    from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.home import HomeLoop
     from batchqueue_async.queue.router import PartitionRouter, Route
     from batchqueue_async.queue.stats import Counters
@@ -245,52 +247,63 @@ class Intake(Generic[T]):
 
     async def wait_and_put(self, route: Route[T], item: T) -> bool:
         """Put one item in as soon as there is room, first come, first served."""
-        if not self.closed and await self._wait_for_room(route.partition, (item,), self._block_deadline()):
+        if not self.closed and await self._wait_for_room(route, (item,), self._block_deadline()):
             return True
         self._counters.refused += 1
         return False
 
     async def _wait_for_room(
         self,
-        partition: Partition[T],
+        route: Route[T],
         items: Sequence[T],
         deadline: float | None,
         completion: CompletionWait | None = None,
         remote: RemoteOffer[T] | None = None,
     ) -> int:
         """Wait until all items have got places, in parts if need be; how many did."""
-        self._forbid_own_wait(partition)
-        waiter = partition.wait_for(items)
+        in_handler = current_round.get() is not None  # else no handler call waits with it, and there can be no circle
+        drain = caller_here() if in_handler else None
+        if drain is not None:
+            self._forbid_wait_of(drain, route.partition)
+        waiter = route.partition.wait_for(items)
         timer = None if deadline is None else self._home.loop.call_at(deadline, waiter.expire)
-        done = 0
         try:
+            if not in_handler:
+                return await self._fill_when_granted(waiter, items, completion, remote)
             with WaitHere(waiter.needs, waiter.break_wait) as waiter.here:
-                while done < len(items) and not waiter.expired:
-                    await waiter.future
-                    if waiter.broken:
-                        raise self._deadlock(waiter.partition)
-                    if self.closed:
-                        break
-                    part = items[done : done + waiter.reserved]
-                    if remote is None:
-                        self._fill(waiter, part, completion)
-                    elif not remote.advance(partial(self._fill, waiter, part, completion)):
-                        break
-                    done += len(part)
-                    if done < len(items):
-                        waiter.renew()
-                        waiter.partition.serve()
-                        waiter.look_for_circle()  # it waited for nobody while it had places; now it does again
-            return done
+                return await self._fill_when_granted(waiter, items, completion, remote)
         finally:
             if timer is not None:
                 timer.cancel()
-            waiter.partition.leave(waiter)
+            if waiter.want or waiter.reserved:
+                waiter.partition.leave(waiter)
+
+    async def _fill_when_granted(
+        self, waiter: Waiter, items: Sequence[T], completion: CompletionWait | None, remote: RemoteOffer[T] | None
+    ) -> int:
+        done = 0
+        while done < len(items) and not waiter.expired:
+            await waiter.future
+            if waiter.broken:
+                raise self._deadlock(waiter.partition)
+            if self.closed:
+                break
+            part = items[done : done + waiter.reserved]
+            if remote is None:
+                self._fill(waiter, part, completion)
+            elif not remote.advance(partial(self._fill, waiter, part, completion)):
+                break
+            done += len(part)
+            if done < len(items):
+                waiter.renew()
+                waiter.partition.serve()
+                waiter.look_for_circle()  # it waited for nobody while it had places; now it does again
+        return done
 
     def _fill(self, waiter: Waiter, items: Sequence[T], completion: CompletionWait | None) -> int:
         """Put items into the places that were reserved for the waiter; how many."""
         if items:
-            route = self._router.route_in(items[0], waiter.partition)
+            route = self._router.only or self._router.route_in(items[0], waiter.partition)
             if completion is not None:
                 route.partition.order()
             route.fill(waiter, items)
@@ -302,11 +315,8 @@ class Intake(Generic[T]):
         timeout = self.config.block_timeout
         return None if timeout is None else self._home.loop.time() + timeout
 
-    def _forbid_own_wait(self, partition: Partition[T]) -> None:
-        """Refuse a wait that its own caller would have to end, before it has begun."""
-        drain = caller_here()
-        if drain is None:
-            return
+    def _forbid_wait_of(self, drain: DrainTask[Any], partition: Partition[T]) -> None:
+        """Refuse a wait of its handler call that this very call would have to end, before it has begun."""
         wait = waits.begin(drain, partition.needs)
         try:
             if waits.find_cycle(drain):
@@ -391,9 +401,9 @@ class Intake(Generic[T]):
             done = self.put_what_fits(items, done, completion, routes)
             if done == len(items) or self.closed or not self.blocking:
                 break
-            partition = self._router.partitions[0] if routes is None else routes.of(done, items[done]).partition
+            route: Route[T] = self._router.partitions[0] if routes is None else routes.of(done, items[done])
             rest = items[done:] if only is not None else items[done : done + 1]
-            granted = await self._wait_for_room(partition, rest, deadline, completion)
+            granted = await self._wait_for_room(route, rest, deadline, completion)
             done += granted
             if granted < len(rest):
                 break
@@ -419,9 +429,9 @@ class Intake(Generic[T]):
             done = remote.done
             if remote.complete or self.closed or not self.blocking or wait == 0:
                 break
-            partition = routes.of(done, items[done]).partition
+            route = routes.of(done, items[done])
             rest = items[done:] if self._router.only is not None else items[done : done + 1]
-            if await self._wait_for_room(partition, rest, deadline, remote=remote) < len(rest):
+            if await self._wait_for_room(route, rest, deadline, remote=remote) < len(rest):
                 break
 
     def put_what_fits(

@@ -510,32 +510,34 @@ class Partition(Generic[T]):
 
     def wait_for(self, items: Sequence[T]) -> Waiter:
         """Join those who wait, for places for the items."""
-        waiter = Waiter(len(items), items[0], None if self.byte_room is None else self.byte_room.weigh(items))
-        self.join(waiter)
-        return waiter
+        sizes = None if self.byte_room is None else self.byte_room.weigh(items)
+        return self._joined(self._line().add(Waiter(len(items), items[0], sizes)))
 
     def join(self, waiter: Waiter) -> None:
         """Let a waiter join the others."""
-        waiter.partition = self
+        self._joined(self._line().add(waiter))
+
+    def _line(self) -> WaiterQueue:
         if self.waiters is None:
             self.waiters = WaiterQueue()
-        self.waiters.add(waiter)
+        return self.waiters
+
+    def _joined(self, waiter: Waiter) -> Waiter:
+        waiter.partition = self
         self.rearm()
         self.serve()
         if self.byte_room is not None and waiter.want:
             self._crowd(self.byte_room)
+        return waiter
 
     def serve(self) -> None:
         """Reserve free places for those who wait, first come, first served."""
         waiters = self.waiters
-        while waiters is not None and (waiter := waiters.first) is not None:
+        while waiters is not None and waiters.waiting:
             room = self.room()
-            if self.byte_room is not None:
-                room = min(room, self.byte_room.fitting(waiter))
             if room > 0:
-                granted = waiters.reserve(waiter, room)
-                if self.byte_room is not None:
-                    self.byte_room.reserve(waiter, granted)
+                if not waiters.grant(room, self.byte_room):
+                    break
             elif self.credits is None or not self.credits.reclaim():
                 break
         self._forget_idle_waiters()  # who stands for several may have passed on at once what was reserved
@@ -575,6 +577,8 @@ class Partition(Generic[T]):
             self._put_weighed(items, sizes, self.byte_room)
         else:
             self.put_in(items, into)
+        if self.credits is not None:
+            self.credits.refill()
 
     def everyone_waiting(self) -> list[Waiter]:
         """All waiters in order, those with reservations first."""
@@ -583,7 +587,7 @@ class Partition(Generic[T]):
     @property
     def waiting(self) -> int:
         """How many producers wait for places."""
-        return 0 if self.waiters is None else self.waiters.count
+        return 0 if self.waiters is None else len(self.waiters.waiting)
 
     def needs(self) -> list[list[DrainTask[Any]]]:
         """Whom a producer that waits here needs."""
@@ -595,7 +599,7 @@ class Partition(Generic[T]):
         return [[self.owner], sources] if sources else [[self.owner]]
 
     def _forget_idle_waiters(self) -> None:
-        if self.waiters is not None and self.waiters.idle:
+        if self.waiters is not None and not (self.waiters.waiting or self.waiters.granted):
             self.waiters = None
 
     # -- going out -----------------------------------------------------------------------------------------------

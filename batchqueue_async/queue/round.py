@@ -163,9 +163,3 @@ class Round(Generic[T]):
         self.pending = 0
         self.chunks = []
         self.calls = None
-
-
-def round_here() -> Round[Any] | None:
-    """The round in whose running handler call this code runs, or that started it; None if there is none."""
-    found = current_round.get()
-    return found if found is not None and found.running and not found.abandoned else None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import DeadlockError, Failure, QueueClosedError
-from batchqueue_async.queue.deadlock import WaitHere
-from batchqueue_async.queue.round import Round, current_round, round_here
+from batchqueue_async.queue.deadlock import WaitHere, round_here
+from batchqueue_async.queue.round import Round, current_round
 from batchqueue_async.queue.stats import ShutdownReport
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from batchqueue_async.queue.byte_room import ByteRoom
     from batchqueue_async.queue.deadlock import WaitHere
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.partition import Partition
@@ -79,71 +80,63 @@ class Waiter:
 class WaiterQueue:
     """The waiters of one partition, and the places reserved for them.
 
-    A waiter that got a part of what it wants is both waiting and granted. A queue that is `idle` has neither, and is
-    thrown away: to a partition no queue and nobody waiting are the same.
+    A waiter that got a part of what it wants is both waiting and granted. A queue in which nobody is either is thrown
+    away: to a partition no queue and nobody waiting are the same.
 
     Attributes:
+        waiting: those who wait for places, in order.
+        granted: those who have places reserved that they have not used.
         reserved: how many places are reserved and not filled, over all waiters.
     """
 
-    __slots__ = ("_granted", "_waiting", "reserved")
+    __slots__ = ("granted", "reserved", "waiting")
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Waiter, None] = OrderedDict()
-        self._granted: dict[Waiter, None] = {}
+        self.waiting: OrderedDict[Waiter, None] = OrderedDict()
+        self.granted: dict[Waiter, None] = {}
         self.reserved = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether nobody waits, and nothing is reserved."""
-        return not self._waiting and not self._granted
-
-    @property
-    def count(self) -> int:
-        """How many wait for places."""
-        return len(self._waiting)
-
-    @property
-    def first(self) -> Waiter | None:
-        """The waiter whose turn it is."""
-        return next(iter(self._waiting)) if self._waiting else None
 
     def everyone(self) -> list[Waiter]:
         """All of them in order, those with reservations first."""
-        return [*self._granted, *(waiter for waiter in self._waiting if waiter not in self._granted)]
+        return [*self.granted, *(waiter for waiter in self.waiting if waiter not in self.granted)]
 
-    def add(self, waiter: Waiter) -> None:
-        """Let a waiter join at the end."""
-        self._waiting[waiter] = None
+    def add(self, waiter: Waiter) -> Waiter:
+        """Let a waiter join at the end; the same one."""
+        self.waiting[waiter] = None
+        return waiter
 
-    def reserve(self, waiter: Waiter, most: int) -> int:
-        """Reserve up to `most` places for the waiter whose turn it is; how many."""
-        share = min(most, waiter.want)
+    def grant(self, room: int, byte_room: ByteRoom[Any] | None) -> bool:
+        """Reserve up to `room` places for the waiter whose turn it is; False if its next item finds no bytes."""
+        waiter = next(iter(self.waiting))
+        share = min(room, waiter.want)
+        if byte_room is not None:
+            share = byte_room.reserve(waiter, share)
         waiter.want -= share
         waiter.reserved += share
         self.reserved += share
-        self._granted[waiter] = None
-        waiter.notify()
+        if share:
+            self.granted[waiter] = None
+            waiter.notify()
         if not waiter.want:  # who stands for several may want some more by now
-            del self._waiting[waiter]
-        return share
+            del self.waiting[waiter]
+        return share > 0
 
     def use(self, waiter: Waiter, used: int) -> None:
         """Places that were reserved are filled, or given up."""
         waiter.reserved -= used
         self.reserved -= used
         if not waiter.reserved:
-            self._granted.pop(waiter, None)
+            self.granted.pop(waiter, None)
 
     def remove(self, waiter: Waiter) -> None:
         """Let a waiter quit; what was reserved for it is free."""
         self.use(waiter, waiter.reserved)
-        self._waiting.pop(waiter, None)
+        self.waiting.pop(waiter, None)
         waiter.want = 0
 
     def dismiss(self) -> None:
         """Let everybody who waits for more places look, and find the partition closed."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
+        waiting = list(self.waiting)
+        self.waiting.clear()
         for waiter in waiting:
             waiter.notify()

@@ -410,7 +410,7 @@ def test_many_threads_lose_and_double_nothing(bridge):
 async def test_withdrawing_at_any_moment_tells_exactly_what_came_in(when):
     queue, handler = await busy()
     remote = RemoteOffer(["a" * 4, "b" * 4, "c" * 4, "d" * 4])
-    task = asyncio.create_task(queue.put_remote(remote, None))
+    task = asyncio.create_task(queue.intake.put_remote(remote, None))
     for turn in range(when):
         await asyncio.sleep(0)
         if turn == 2:

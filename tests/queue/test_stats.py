@@ -56,6 +56,8 @@ async def test_a_snapshot_of_every_field():
         "handlers": (dataclasses.asdict(bq.HandlerStats("consumer", calls=0, items=0, failed=0, seconds=0.0)),),
         "last_error": None,
         "age": 0.0,
+        "used_bytes": 0,
+        "capacity_bytes": None,
     }
     assert stats.queue_latency.count == 2
     assert stats.queue_latency.max == 0.0

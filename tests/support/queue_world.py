@@ -442,7 +442,7 @@ class World:
             free = each.capacity - each.qsize() - each.held
             self.expect(not each.reserved, f"partition {each.index}: a producer with a permit does not run")
             waiting = each.waiting
-            if waiting and each.byte_room is not None and not each.byte_room.fitting(each.waiters.first):
+            if waiting and each.byte_room is not None and not each.byte_room.fitting(next(iter(each.waiters.waiting))):
                 free = 0
             self.expect(not waiting or free <= 0, f"partition {each.index}: {waiting} wait beside {free} free places")
             self.expect(not waiting or not self.queue.closed, f"{waiting} producers wait at a closed queue")
