@@ -173,13 +173,13 @@ class HandlerRetry:
     Attributes:
         initial: seconds between the first call and the second.
         multiplier: by which the delay grows with each further call.
-        max_delay: the longest delay.
+        max_delay: the longest delay, for the handler's own `retry_after` too.
         max_attempts: the most calls for one batch, the first one included; 1 never repeats one.
     """
 
     initial: Duration = default(0.1)
     multiplier: float = 2.0
-    max_delay: Duration = default(5.0)
+    max_delay: Duration = default(60.0)
     max_attempts: int = 5
 
     def __post_init__(self) -> None:

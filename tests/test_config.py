@@ -195,7 +195,7 @@ def test_the_defaults_are_those_of_the_contract():
         "size_of": None,
         "feeds": (),
         "log_errors": "redacted",
-        "retry": bq.HandlerRetry(initial=0.1, multiplier=2.0, max_delay=5.0, max_attempts=5),
+        "retry": bq.HandlerRetry(initial=0.1, multiplier=2.0, max_delay=60.0, max_attempts=5),
     }
     assert config.make_selector() == bq.type_hash()
     assert bq.QueueConfig(consumer=HANDLER).make_selector() == bq.round_robin()
@@ -410,5 +410,5 @@ def test_feeds_are_names_once_each():
 def test_the_delays_of_a_retry_grow_to_their_limit():
     retry = bq.HandlerRetry(initial=0.5, multiplier=3.0, max_delay="10s")
     assert [retry.delay(attempt) for attempt in range(1, 6)] == [0.5, 1.5, 4.5, 10.0, 10.0]
-    assert bq.HandlerRetry(multiplier=1e9, max_attempts=1_000).delay(1_000) == 5.0
+    assert bq.HandlerRetry(multiplier=1e9, max_attempts=1_000).delay(1_000) == 60.0
     assert bq.HandlerRetry(multiplier=1.0).delay(1_000) == 0.1

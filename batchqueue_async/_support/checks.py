@@ -475,3 +475,23 @@ def faults_of(subject: str, name: str, value: Any, rule: Rule) -> list[ConfigFau
         )
         for problem in rule.problems(name, value)
     ]
+
+
+def check_timeout(subject: str, timeout: object, *, name: str = "timeout") -> None:
+    """Refuse what is not a number of seconds before anything is begun: the one rule for every call with a timeout.
+
+    An int or float from 0 on, where infinity is as good as a very long time; None is the call's default.
+
+    Raises:
+        ConfigError: it is something else. A NaN would wait for ever, and a text be compared with numbers.
+    """
+    if timeout is None:
+        return
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout != timeout:  # noqa: PLR0124 - a NaN
+        rule = "is not a number of seconds"
+    elif timeout < 0:
+        rule = "is below 0"
+    else:
+        return
+    way_out = f"pass seconds such as {name}=5.0, 0 to wait for nothing, or None for the default"
+    refuse([ConfigFault(path=name, value=short(timeout), rule=rule, way_out=way_out, owner=subject)])

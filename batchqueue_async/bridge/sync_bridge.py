@@ -10,13 +10,14 @@ import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from batchqueue_async._support import forks
+from batchqueue_async._support.checks import check_timeout
 from batchqueue_async._support.registry import everything
 from batchqueue_async.bridge.stats import BridgeStats
 from batchqueue_async.bridge.sync_queue import SyncQueue, as_coroutine
 from batchqueue_async.errors import ConfigError, DeadlockError, ForkedError, QueueClosedError
 from batchqueue_async.policies import WorkerPolicy
 from batchqueue_async.runtime.at_exit import exit_drain
-from batchqueue_async.runtime.loop_calls import AskedTooLongError, check_timeout, wait
+from batchqueue_async.runtime.loop_calls import AskedTooLongError, wait
 from batchqueue_async.runtime.manager import BatchQueueManager
 from batchqueue_async.runtime.scheduler import Scheduler
 
@@ -115,6 +116,7 @@ class SyncBridge:
     ) -> SyncQueue[T]:
         """The queue of that name; made on the bridge's loop, or on the scheduler that `config` names."""
         self._check()
+        check_timeout(f"{self.name}: get_or_create", timeout)
         shared = config is not None and config.scheduler is not None
         if shared or self._manager.find(name) is not None:
             return self._manager.get_or_create(name, config).bridge()

@@ -14,6 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from batchqueue_async._support.checks import check_timeout
 from batchqueue_async.bridge.credits import Parker, ThreadWaiter
 from batchqueue_async.bridge.held_loops import held_loops, running_loop
 from batchqueue_async.bridge.inbox import Offer, ThreadInbox
@@ -25,7 +26,6 @@ from batchqueue_async.queue.intake import RemoteOffer
 from batchqueue_async.runtime.ending import end_async, end_in_thread
 from batchqueue_async.runtime.loop_calls import (
     AskedTooLongError,
-    check_timeout,
     deadline_of,
     is_over,
     left_of,
@@ -155,6 +155,7 @@ class SyncQueue(Generic[T]):
         return accepted or self._produce_late(item, timeout)
 
     def _produce_late(self, item: T, timeout: float | None) -> bool:
+        self._check_timeout("produce", timeout)
         inbox = self._inbox
         if self._by_loop:
             offer = Offer((item,))
@@ -209,6 +210,7 @@ class SyncQueue(Generic[T]):
         return self._produce_many_late(Offer(batch), timeout)
 
     def _produce_many_late(self, offer: Offer[T], timeout: float | None) -> int:
+        self._check_timeout("produce_many", timeout)
         inbox = self._inbox
         if self._by_loop:
             deadline = self._deadline(timeout)
@@ -298,8 +300,11 @@ class SyncQueue(Generic[T]):
         if not self._is_lost() and not self.closed:
             raise QueueClosedError(f"queue {self.name!r}: produce was cancelled on its event loop, which is ending")
 
+    def _check_timeout(self, call: str, timeout: float | None) -> None:
+        if timeout is not None:
+            check_timeout(f"queue {self.name!r}: {call}", timeout)
+
     def _deadline(self, timeout: float | None) -> float | None:
-        check_timeout(f"queue {self.name!r}: produce", timeout)
         own = self._queue.config.block_timeout
         return deadline_of(min((each for each in (timeout, own) if each is not None), default=None))
 
@@ -382,6 +387,7 @@ class SyncQueue(Generic[T]):
 
     async def produce_async(self, item: T, timeout: float | None = None) -> bool:
         """`produce` for a coroutine on another event loop; cancelling it while it waits leaves no trace."""
+        self._check_timeout("produce_async", timeout)
         inbox = self._inbox
         if self._by_loop:
             offer = Offer((item,))
@@ -408,6 +414,7 @@ class SyncQueue(Generic[T]):
 
     async def produce_many_async(self, items: Iterable[T], timeout: float | None = None) -> int:
         """`produce_many` for a coroutine on another event loop; cancelled while it waits, it has put in a prefix."""
+        self._check_timeout("produce_many_async", timeout)
         offer = Offer(items if isinstance(items, list | tuple) else list(items))
         if self._by_loop:
             deadline = self._deadline(timeout)
@@ -495,6 +502,7 @@ class SyncQueue(Generic[T]):
 
     def stats(self, timeout: float | None = None) -> QueueStats:
         """A snapshot of the queue's counters, with the `loop_lag` that the bridge sees."""
+        self._check_timeout("stats", timeout)
         if self._queue.ended:
             return self._last_stats()
         return self._with_lag(self._ask("stats", lambda: as_coroutine(self._queue.stats), timeout))
@@ -537,6 +545,7 @@ class SyncQueue(Generic[T]):
 
     async def stats_async(self, timeout: float | None = None) -> QueueStats:
         """`stats` for a coroutine on another event loop."""
+        self._check_timeout("stats", timeout)
         if self._queue.ended:
             return self._last_stats()
         return self._with_lag(await self._ask_async("stats", lambda: as_coroutine(self._queue.stats), timeout))
@@ -544,7 +553,7 @@ class SyncQueue(Generic[T]):
     async def shutdown_async(self, timeout: float | None = None) -> ShutdownReport:
         """`shutdown` for a coroutine on another event loop."""
         self._inbox.check()
-        check_timeout(f"queue {self.name!r}: shutdown", timeout)
+        self._check_timeout("shutdown", timeout)
         self._forbid_shutdown_here()
         if asyncio.get_running_loop() is self._loop:
             return await self._queue.shutdown(timeout)
@@ -567,7 +576,7 @@ class SyncQueue(Generic[T]):
     def _check_call(self, call: str, timeout: float | None) -> None:
         """Refuse what could not work, before anything is begun."""
         self._inbox.check()
-        check_timeout(f"queue {self.name!r}: {call}", timeout)
+        self._check_timeout(call, timeout)
         if self._queue.on_own_thread():
             raise DeadlockError(
                 f"queue {self.name!r}: {call} was called on the thread of the queue's own loop, which it would stop; "
@@ -589,7 +598,7 @@ class SyncQueue(Generic[T]):
 
     async def _ask_async(self, call: str, make: Callable[[], Coroutine[Any, Any, R]], timeout: float | None) -> R:
         self._inbox.check()
-        check_timeout(f"queue {self.name!r}: {call}", timeout)
+        self._check_timeout(call, timeout)
         if asyncio.get_running_loop() is self._loop:
             async with asyncio.timeout(timeout):
                 return await make()

@@ -12,7 +12,9 @@ import anyio
 import anyio.to_process
 import anyio.to_thread
 
-from batchqueue_async.errors import ConfigError
+from batchqueue_async._support.handlers import Nature, Unfit, function_problem, nature_of
+from batchqueue_async._support.wording import short
+from batchqueue_async.errors import ConfigError, ConfigFault
 from batchqueue_async.queue.deadlock import acting_for, round_here
 
 if TYPE_CHECKING:
@@ -77,9 +79,21 @@ def in_thread(function: Callable[[list[T]], Any]) -> InThread[T]:
         >>> asyncio.run(main())
         6
     """
-    if not callable(function):
-        raise ConfigError(f"in_thread: function={function!r} is not callable; give a function of one batch")
+    _check_function("in_thread", function)
     return InThread(function)
+
+
+def _check_function(call: str, function: object) -> None:
+    unfit = function_problem(function, ("batch",), may_be_class=True)
+    if unfit is None and nature_of(function) is Nature.ASYNC:
+        unfit = Unfit("is async, and nothing would await it", "")
+    if unfit is None:
+        return
+    rule, way_out = unfit
+    if "is async" in rule:
+        way_out = f"give it to the queue as it is, without {call}, or give {call} a plain function of (batch)"
+    faults = [ConfigFault(owner=call, path="function", value=short(function), rule=rule, way_out=way_out)]
+    raise ConfigError.of(faults)
 
 
 def in_process(function: Callable[[list[T]], Any]) -> InProcess[T]:
@@ -93,8 +107,7 @@ def in_process(function: Callable[[list[T]], Any]) -> InProcess[T]:
         >>> in_process(math.fsum)
         in_process(fsum)
     """
-    if not callable(function):
-        raise ConfigError(f"in_process: function={function!r} is not callable; give a function of one batch")
+    _check_function("in_process", function)
     return InProcess(function)
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, overload
 
 from batchqueue_async._support import forks, log
+from batchqueue_async._support.checks import check_timeout
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.registry import everything
 from batchqueue_async.config import BufferStrategy, Consumer, Handler, HandlerOptions, QueueConfig, check_handler
@@ -347,7 +348,8 @@ class BatchQueue(Generic[T]):
 
         Returns:
             How many items were accepted: always the first so many. A call that is cancelled while it waits has put
-            in the first so many too; `block_timeout` ends a wait with the number.
+            in the first so many too; `block_timeout` ends a wait with the number. Where the queue does not wait, the
+            first item whose partition is full ends the call: go on behind it if the others need not wait for it.
 
         Example:
             >>> import asyncio, batchqueue_async as bq
@@ -432,6 +434,7 @@ class BatchQueue(Generic[T]):
             DeadlockError: from a handler of this queue, which would wait for itself.
         """
         self._home.check("flush")
+        check_timeout(f"queue {self.name!r}: flush", timeout)
         self._collect_inbox()
         self._forbid_here("flush")
         wait = CompletionWait()
@@ -655,7 +658,8 @@ class BatchQueue(Generic[T]):
         """Take a type's handler away; False if it had none.
 
         A call that runs goes on to its end, and no other begins: what waits goes to the next handler that there is for
-        the type by then, be it that of a base class, the fallback, or one that is added meanwhile.
+        the type by then, be it that of a base class, the fallback, or one that is added meanwhile. Items of one key
+        but several types, which a round has sorted by handler, keep no order among these types when that happens.
         """
         self._home.check("remove_handler")
         removed = self._dispatcher.remove(type)
@@ -765,8 +769,9 @@ class BatchQueue(Generic[T]):
             DeadlockError: from a handler of this queue, which the shutdown would wait for.
         """
         self._home.check("shutdown")
+        check_timeout(f"queue {self.name!r}: shutdown", timeout)
         self.forbid_shutdown_here()
-        deadline = self._loop.time() + (self.config.drain_timeout if timeout is None else max(0.0, timeout))
+        deadline = self._loop.time() + (self.config.drain_timeout if timeout is None else timeout)
         if self._shutdown.report is not None:
             return self._shutdown.report
         if self._shutdown.begun:

@@ -478,7 +478,7 @@ class Dispatcher(Generic[T]):
         """Wait before the next call; False if the round was given up meanwhile."""
         if round_.drain.stopping:
             raise asyncio.CancelledError  # the handler, or `on_error`, has made something else of its cancellation
-        delay = max(self._retry.delay(attempt), _asked_delay(error))
+        delay = max(self._retry.delay(attempt), min(_asked_delay(error), self._retry.max_delay))
         log.warning(
             "handler_retried",
             queue=self.name,

@@ -213,8 +213,14 @@ class Intake(Generic[T]):
         else:
             for item in items:
                 by_kind.setdefault(id(type(item)), []).append(item)
-        routes = [(self._router.route_of_type(type(mine[0])), mine) for mine in by_kind.values()]
-        return [(route if isinstance(route, Lane) else None, mine) for route, mine in routes]
+        return [(self._lane_of(type(mine[0])), mine) for mine in by_kind.values()]
+
+    def _lane_of(self, kind: type) -> Lane[T] | None:
+        try:
+            route = self._router.route_of_type(kind)
+        except Exception:  # noqa: BLE001 - the hash of a class may be the user's; an accepted item stays where it is
+            return None
+        return route if isinstance(route, Lane) else None
 
     def _take_in_anew(self, partition: Partition[T], items: list[T], *, evicts: bool) -> None:
         """The same one by one, each where it belongs by now."""
@@ -328,7 +334,8 @@ class Intake(Generic[T]):
         return DeadlockError(
             f"queue {self.name!r}: a handler waits for room in partition {partition.index}, which has "
             f"{partition.capacity} items and is drained only after that handler returns; use produce_nowait, produce "
-            f"into another queue, or raise buffer_size{' and buffer_bytes' if self.weighs else ''}"
+            f"into another queue, or raise buffer_size{' and buffer_bytes' if self.weighs else ''}; "
+            "to have a failed batch again, return bq.RETRY from on_error"
         )
 
     # -- many items ----------------------------------------------------------------------------------------------

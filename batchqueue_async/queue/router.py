@@ -6,9 +6,12 @@ partition) through a `Migration` whenever its old partition still has something 
 
 from __future__ import annotations
 
+import operator
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, SupportsIndex, TypeVar, cast
 
+from batchqueue_async._support.wording import short
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.policies import RoundRobin, TypeHash, stable_type_hash
 from batchqueue_async.queue.completion import CompletionWait
@@ -50,8 +53,9 @@ class PartitionRouter(Generic[T]):
         self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
         typed = self.only is None and type(selector) is TypeHash
         self.by_type: dict[type, Partition[T] | Lane[T]] | None = {} if typed else None
-        self._migrating: dict[type, Migration[T]] = {}
-        self._before: dict[type, Partition[T]] = {}
+        # By the types' identities: a type may have a hash that raises, which must not lose track of what is under way.
+        self._migrating: dict[int, tuple[type, Migration[T]]] = {}
+        self._before: dict[int, tuple[type, Partition[T]]] = {}
         """Where a type was before the queue grew, if something of it may still be there."""
         self._lanes = lanes
         self.migrations: dict[Migration[T], None] = {}
@@ -76,7 +80,11 @@ class PartitionRouter(Generic[T]):
 
     def route_of_type(self, kind: type) -> Route[T]:
         """Where the items of a type go, under `type_hash`; a type met for the first time gets its route."""
-        return (self.by_type or {}).get(kind) or self._migrating.get(kind) or self._first_of(kind)
+        found = (self.by_type or {}).get(kind)
+        if found is not None:
+            return found
+        _, migration = self._migrating.get(id(kind), (kind, None))
+        return migration or self._first_of(kind)
 
     def route_in(self, item: T, partition: Partition[T]) -> Route[T]:
         """The route of an item whose producer has got room by waiting for a partition."""
@@ -103,9 +111,10 @@ class PartitionRouter(Generic[T]):
         """Let go of the types that nobody has a handler for any more, unless something of them is under way."""
         if self.by_type is not None:
             for kind, route in list(self.by_type.items()):
-                if route.partition.idle and unused(kind):
-                    self._unsettle(kind)
-            self._before = {kind: partition for kind, partition in self._before.items() if not partition.idle}
+                with suppress(Exception):  # the hash of a class may be the user's: such a type stays
+                    if route.partition.idle and unused(kind):
+                        self._unsettle(kind)
+            self._before = {key: (kind, place) for key, (kind, place) in self._before.items() if not place.idle}
 
     def _lead_waiters(self) -> None:
         """Let every waiting producer wait where its item belongs now, in the order in which they came.
@@ -134,19 +143,34 @@ class PartitionRouter(Generic[T]):
     def _first_of(self, kind: type) -> Route[T]:
         """A type is met for the first time, or for the first time since the queue has grown."""
         home = self._home(kind)
-        old = self._before.pop(kind, None)
+        _, old = self._before.get(id(kind), (kind, None))
         if old is None or old is home or old.idle:
-            return self._settle_type(kind, home)
-        migration = Migration(old, home, partial(self._settle_type, kind, home), partial(self._type_arrived, kind))
-        self.migrations[migration] = None
-        self._migrating[kind] = migration
-        return migration
+            route: Route[T] = self._settle_type(kind, home)
+        else:
+            route = Migration(old, home, partial(self._settle_arrived, kind, home), partial(self._type_arrived, kind))
+            self.migrations[route] = None
+            self._migrating[id(kind)] = kind, route
+        self._before.pop(id(kind), None)
+        return route
 
     def _settle_type(self, kind: type, home: Partition[T]) -> Partition[T] | Lane[T]:
         route = home.lane(kind) if self._lanes else home
         if self.by_type is not None:
-            self.by_type[kind] = route
+            try:
+                self.by_type[kind] = route
+            except Exception:  # the hash of a class may be the user's: nobody finds a lane of it
+                if isinstance(route, Lane):
+                    home.close_lane(route)
+                raise
         return route
+
+    def _settle_arrived(self, kind: type, home: Partition[T]) -> Partition[T] | Lane[T]:
+        """The same for a type that has moved: what has arrived has its place, whatever its class does."""
+        try:
+            return self._settle_type(kind, home)
+        except Exception:  # noqa: BLE001 - the hash of a class may be the user's: its next item finds the way anew
+            self._before[id(kind)] = kind, home
+            return home
 
     def _unsettle_types(self) -> None:
         """The queue has grown: each type finds its home anew when it is met again, and moves then if it has to.
@@ -158,7 +182,9 @@ class PartitionRouter(Generic[T]):
             self.by_type.clear()
         for partition in dict.fromkeys(route.partition for route in settled.values()):
             partition.close_lanes()
-        self._before.update((kind, route.partition) for kind, route in settled.items() if not route.partition.idle)
+        self._before.update(
+            (id(kind), (kind, route.partition)) for kind, route in settled.items() if not route.partition.idle
+        )
 
     def _unsettle(self, kind: type) -> None:
         """One type finds its home anew when it is met again."""
@@ -167,14 +193,15 @@ class PartitionRouter(Generic[T]):
         if isinstance(route, Lane):
             route.partition.close_lane(route)
         if not route.partition.idle:
-            self._before[kind] = route.partition
+            self._before[id(kind)] = kind, route.partition
 
     def _type_arrived(self, kind: type, migration: Migration[T]) -> None:
         self.epoch += 1
         del self.migrations[migration]
-        del self._migrating[kind]
-        if self._home(kind) is not migration.target:  # the queue may have grown again meanwhile
-            self._unsettle(kind)
+        del self._migrating[id(kind)]
+        with suppress(Exception):  # the hash of a class may be the user's: such a type stays where it is
+            if self._home(kind) is not migration.target:  # the queue may have grown again meanwhile
+                self._unsettle(kind)
         self.on_rerouted()
         self._lead_waiters()
         self._tell_settled()
@@ -198,12 +225,22 @@ class PartitionRouter(Generic[T]):
     def ask(self, item: T, width: int) -> int:
         """The selector's index for an item, checked; from any thread."""
         index = self.selector(item, width)
-        if not 0 <= index < width:
-            raise ConfigError(
-                f"queue {self.name!r}: selector={self.selector} gave {index!r} for {width} partitions; "
-                f"return an index from 0 to {width - 1}"
-            )
-        return index
+        if type(index) is int and 0 <= index < width:
+            return index
+        return self._checked(index, width)
+
+    def _checked(self, given: object, width: int) -> int:
+        """What a selector gave that is not simply a right index: one of another class, or none at all."""
+        problem = ", which is not a whole number"
+        with suppress(TypeError):
+            index = operator.index(cast("SupportsIndex", given))  # such as an index of NumPy's
+            if 0 <= index < width:
+                return index
+            problem = ""
+        raise ConfigError(
+            f"queue {self.name!r}: selector={self.selector} gave {short(given)} for {width} partitions{problem}; "
+            f"return an index from 0 to {width - 1}"
+        )
 
     def _move_all(self) -> None:
         old = self.partitions[: self._width]

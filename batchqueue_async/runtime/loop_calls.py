@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support.thread_flag import SafeFuture
-from batchqueue_async.errors import ConfigError, QueueClosedError
+from batchqueue_async.errors import QueueClosedError
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -92,18 +91,6 @@ def _answer(call: LoopCall[R], task: asyncio.Task[R]) -> None:
             call.set_exception(error)
         else:
             call.set_result(task.result())
-
-
-def check_timeout(subject: str, timeout: object) -> None:
-    """Refuse what is no number of seconds before anything is begun.
-
-    Raises:
-        ConfigError: not None and not a number; a NaN would wait for ever.
-    """
-    if timeout is not None and (
-        not isinstance(timeout, int | float) or isinstance(timeout, bool) or math.isnan(timeout)
-    ):
-        raise ConfigError(f"{subject}: timeout={timeout!r} is not a number of seconds; pass e.g. 5.0, or None to wait")
 
 
 def deadline_of(timeout: float | None) -> float | None:

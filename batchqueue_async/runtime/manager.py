@@ -8,12 +8,12 @@ import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from batchqueue_async._support import forks, log
+from batchqueue_async._support.checks import check_timeout
 from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeadlockError, QueueExistsError
 from batchqueue_async.queue.batch_queue import BatchQueue
 from batchqueue_async.runtime.at_exit import exit_drain
 from batchqueue_async.runtime.ending import end_async, end_in_thread
-from batchqueue_async.runtime.loop_calls import check_timeout
 from batchqueue_async.runtime.scheduler import Scheduler, stop_async, stop_in_thread
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class BatchQueueManager:
             ConfigError: there is no queue of that name.
             DeadlockError: from a handler of the queue.
         """
-        check_timeout("shutdown", timeout)
+        check_timeout(f"queue {name!r}: shutdown", timeout)
         queue = self._queues.get(name)
         if queue is None:
             raise ConfigError(f"queue {name!r}: there is none of that name; the manager has {self.names()}")

@@ -10,6 +10,7 @@ from asyncio import FIRST_COMPLETED
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support import log
+from batchqueue_async._support.checks import check_timeout
 from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
 from batchqueue_async.runtime.scheduler import new_event_loop
 
@@ -42,6 +43,7 @@ def run(
         >>> bq.run(main)
         'done'
     """
+    check_timeout("run", drain_timeout, name="drain_timeout")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_supervise(main, manager or default_manager(), drain_timeout))
 

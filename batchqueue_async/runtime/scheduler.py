@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support import log
+from batchqueue_async._support.checks import check_timeout
 from batchqueue_async._support.executor import LastingExecutor
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.thread_flag import SafeFuture, ThreadFlag
@@ -162,6 +163,7 @@ class Scheduler:
 
     def stop(self, timeout: float = START_TIMEOUT) -> bool:
         """End the loop and its thread; False if the thread did not end within `timeout` seconds."""
+        check_timeout(f"scheduler {self.name!r}: stop", timeout)
         return stop_in_thread([self], timeout)
 
     def check_stop_here(self) -> None:

@@ -92,11 +92,11 @@ async def test_a_time_that_is_no_time_is_not_waited(error):
     check_report(await queue.shutdown())
 
 
-async def test_a_time_of_thirty_thousand_years_ends_with_the_deadline():
+async def test_a_time_of_a_century_ends_with_the_deadline():
     async def handle(batch):
         raise bq.RetryableError(retry_after=1e12)
 
-    queue = make(consumer=handle, retry=RETRY)
+    queue = make(consumer=handle, retry=bq.HandlerRetry(max_delay=1e9))
     await queue.produce(Item(1))
     delivery = asyncio.ensure_future(queue.deliver([Item(2)]))
     flush = asyncio.ensure_future(queue.flush())
