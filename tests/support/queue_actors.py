@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any
 
 import batchqueue_async as bq
@@ -22,6 +23,26 @@ class Item:
         return f"{type(self).__name__}(p{self.producer} #{self.number} k{self.key})"
 
 
+class OopsError(Exception):
+    """What a failing handler or selector raises."""
+
+
+class HashError(OopsError):
+    """What a class raises that can't be hashed now."""
+
+
+class MoodyHash(type):
+    """A class whose hash raises now and then, if it is the library that asks for it; `rng` says when."""
+
+    rng: random.Random | None = None
+
+    def __hash__(cls) -> int:
+        asked_by = sys._getframe(1).f_globals.get("__name__", "")
+        if MoodyHash.rng is not None and asked_by.startswith("batchqueue_async.") and MoodyHash.rng.random() < 0.06:
+            raise HashError
+        return type.__hash__(cls)
+
+
 class Even(Item):
     pass
 
@@ -39,12 +60,10 @@ def size_of(item: Item) -> int:
     return (3 * item.number + item.key) % (MOST_BYTES + 1)
 
 
-KINDS: list[type[Item]] = [type(f"K{index}", (Odd if index % 2 else Even,), {}) for index in range(6)]
+KINDS: list[type[Item]] = [
+    (MoodyHash if index > 3 else type)(f"K{index}", (Odd if index % 2 else Even,), {}) for index in range(6)
+]
 CLASSES: list[type] = [*KINDS, Even, Odd]
-
-
-class OopsError(Exception):
-    """What a failing handler raises."""
 
 
 class Handler:
@@ -201,6 +220,7 @@ def draw_options(rng: random.Random) -> dict[str, Any]:
         "balanced": rng.random() < 0.5,
         "on_idle": rng.random() < 0.2,
         "on_close": rng.random() < 0.5,
+        "moody_hash": rng.random() < 0.3,
         "handler_options": rng.random() < 0.5,
         "retry": bq.HandlerRetry(initial=rng.choice([0.001, 0.1, 1.0]), max_attempts=rng.randint(1, 4)),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import random
 import sys
 import time
@@ -135,6 +136,9 @@ class Program:
             tasks.append(self.repeat(self.change_handlers, rng.randint(0, 8)))
         if world.balanced:
             tasks.append(self.repeat(self.move, rng.randint(0, 10)))
+        tasks.append(self.repeat(self.world.peek, rng.randint(0, 3)))
+        if rng.random() < 0.05 and hasattr(os, "fork"):
+            tasks.append(self.repeat(self.world.fork, 1))
         if rng.random() < 0.4:
             tasks.append(self.early_end())
         await asyncio.gather(*tasks)
@@ -148,7 +152,14 @@ class Program:
             await self.pause()
         self.world.draining = True
         deadlines = [self.rng.choice([0.0, 0.1, 1.0, PATIENCE]) for _ in range(self.rng.randint(1, 2))]
-        await asyncio.gather(*(self.world.guard("shutdown", partial(self.world.shutdown, each)) for each in deadlines))
+        ends = [self.world.guard("shutdown", partial(self.world.shutdown, each)) for each in deadlines]
+        if self.rng.random() < 0.3:
+            ends.append(self.ctrl_c())
+        await asyncio.gather(*ends)
+
+    async def ctrl_c(self) -> None:
+        await self.pause()
+        self.world.interrupt()
 
 
 def run_seed(seed: int) -> World:
