@@ -1,17 +1,19 @@
 """`batchqueue disk`: what a durable queue's directory holds. All but `repair`, `restore`, `requeue`, `purge` only read.
 
-Exit status: 0 all is well, 1 something was found damaged or could not be repaired, 2 the command could not do its work.
+`EXIT` says what the exit status means.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async.cli import letters as letters_file
 from batchqueue_async.durable import DurableQueue
 from batchqueue_async.durable.disk import inspect
 
@@ -22,12 +24,17 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.disk.inspect import Overview
 
 _PREVIEW = 60
+EXIT = (
+    "Exit status: 0 all is well; 1 something is damaged, missing or could not be repaired; "
+    "2 the command could not do its work, and says why on standard error."
+)
 _SECRETS = "show the payloads: they may hold what others must not see"
 
 
 def register(commands: Commands) -> None:
     """Add `disk` and its own commands."""
-    disk = commands.add_parser("disk", help="inspect, verify and repair a durable queue's directory")
+    about = "inspect, verify and repair a durable queue's directory"
+    disk = commands.add_parser("disk", help=about, description=f"{about[0].upper()}{about[1:]}. {EXIT}")
     actions = disk.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add(actions, "inspect", _inspect, "segments, owner, counts, and what opening would repair")
     _add(actions, "verify", _verify, "read and check every record; status 1 when something is damaged")
@@ -38,7 +45,11 @@ def register(commands: Commands) -> None:
     _add(actions, "stats", _stats, "counts alone")
     repair = _add(actions, "repair", _repair, "do what opening the queue would do: cut, seal, quarantine")
     repair.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    letters = actions.add_parser("dead-letters", help="list the dead letters, or put them into the queue again")
+    letters = actions.add_parser(
+        "dead-letters",
+        help="list or export the dead letters, delete them, or put them into the queue again",
+        description=f"The dead letters of a queue. {EXIT}",
+    )
     verbs = letters.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = _add(verbs, "list", _list, "the dead letters, one a line")
     listing.add_argument("--payloads", action="store_true", help=_SECRETS)
@@ -48,13 +59,19 @@ def register(commands: Commands) -> None:
     purge.add_argument(
         "--before", type=float, default=None, metavar="SECONDS", help="that died before this, since 1970"
     )
+    export = _add(
+        verbs, "export", _list, "write dead letters to a file, with what is known of them", letters_file.DESCRIPTION
+    )
+    letters_file.add_arguments(export, Path)
     restore = _add(actions, "restore", _restore, "put a segment back from the quarantine; needs the queue to be closed")
     restore.add_argument("name", help="its name in `quarantine/`, as `inspect` shows it")
     requeue.add_argument("seq", type=int, nargs="*", help="numbers from `list`; all when none is given")
 
 
-def _add(actions: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+def _add(actions: Any, name: str, run: Any, text: str, about: str = "") -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=text, description=about or f"{text[0].upper()}{text[1:]}. {EXIT}"
+    )
     parser.add_argument("path", type=Path, metavar="DIRECTORY", help="the queue's directory")
     parser.add_argument("--json", action="store_true", help="JSON, one document (dump and list: one a line)")
     parser.set_defaults(run=run)
@@ -169,7 +186,8 @@ async def _open_and_close(path: Path) -> Any:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    for letter in inspect.list_dead_letters(arguments.path):
+    damaged: list[str] = []
+    for letter in inspect.list_dead_letters(arguments.path, on_damage=damaged.append):
         shown = {
             "seq": letter.seq,
             "original_seq": letter.original_seq,
@@ -180,7 +198,9 @@ def _list(arguments: argparse.Namespace) -> int:
             "payload": b"",
         }
         _say_record(shown, letter.payload, payloads=arguments.payloads, as_json=arguments.json)
-    return 0
+    for words in damaged:
+        print(f"batchqueue: {words}; not in the list", file=sys.stderr)  # noqa: T201 - as `_say`
+    return 1 if damaged else 0
 
 
 def _requeue(arguments: argparse.Namespace) -> int:

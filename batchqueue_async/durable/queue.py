@@ -24,6 +24,7 @@ from batchqueue_async.durable.disk import compression, recovery
 from batchqueue_async.durable.disk.files import Files, OsFiles
 from batchqueue_async.durable.disk.format import MAX_FRAME, MAX_PUT, MAX_RECORDS, frame_size
 from batchqueue_async.durable.io_thread import Runner, Worker
+from batchqueue_async.durable.losses import LossLog
 from batchqueue_async.durable.read.graveyard import DeadLetterQueue
 from batchqueue_async.durable.read.leasing import LeaseManager
 from batchqueue_async.durable.read.loader import Loader
@@ -193,6 +194,7 @@ class DurableQueue:
         )
         self._state = state = QueueState(config, survey, pending)
         state.free_bytes = free
+        self._losses = LossLog(state.counters.dropped, self.path, self._loop.time)
         writer = Writer(
             self._files,
             self.path,
@@ -399,6 +401,7 @@ class DurableQueue:
                 await self._graveyard.close()
             finally:
                 await self._pump.drain()
+                self._losses.look(last=True)
         finally:
             await self._release()
 
@@ -412,6 +415,7 @@ class DurableQueue:
             self._let_go()
 
     def _after_round(self) -> None:
+        self._losses.look()
         self._leasing.serve()
         self._compactor.look()
 

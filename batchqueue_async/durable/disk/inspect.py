@@ -6,6 +6,8 @@ All of it is safe beside a running owner. What the owner is just doing may show 
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from batchqueue_async.durable.dead_letters import DeadLetter
@@ -186,7 +188,12 @@ def _verify_identity(path: Path, names: list[str], result: Verification) -> None
     known = None
     if recovery.IDENTITY in names:
         with _reading(path / recovery.IDENTITY) as descriptor:
-            known = recovery.parse_identity(system.read(descriptor, 4096, 0)) if descriptor is not None else None
+            data = system.read(descriptor, 4096, 0) if descriptor is not None else b""
+        known = recovery.parse_identity(data)
+        if known is not None and b"crc32" in data and data != recovery.encode_identity(known):
+            result.problems.append(
+                {"segment": recovery.IDENTITY, "problem": "not as it was written, and still readable"}
+            )
     ids: set[bytes] = set()
     for number in segment.numbers(names):
         with _reading(path / segment.segment_name(number)) as descriptor:
@@ -214,6 +221,7 @@ def _verify_segment(path: Path, number: int, result: Verification, *, written: b
             return
         size = _size(path / name)
         footer = segment.read_footer(system, descriptor, size, header)
+        _verify_copies(descriptor, size, header, result, sealed=footer is not None)
         end = footer.data_end if footer is not None else size
         result.bytes += size
         walk = segment.Walk(
@@ -242,10 +250,38 @@ def _verify_segment(path: Path, number: int, result: Verification, *, written: b
             result.problems.append({"segment": name, "problem": f"{missing} records missing that its footer counts"})
 
 
-def dump(path: Path, *, settled: bool = False) -> Iterator[RecordView]:
-    """The records on the disk, in order; with `settled`, also those that are acknowledged and not yet deleted."""
+def _verify_copies(
+    descriptor: int, size: int, header: fmt.SegmentHeader, result: Verification, *, sealed: bool
+) -> None:
+    """Each copy of the header: one that is damaged costs nothing as long as another is right, and is told."""
     system = files.OsFiles()
-    for entry in survey(path).segments:
+    places = [0, fmt.SECTOR] if header.version > 1 else [0, fmt.SEGMENT_HEADER]
+    if sealed and header.version > 1:
+        places.append(size - fmt.SEGMENT_HEADER)
+    for place in places:
+        if fmt.decode_header_copy(system.read(descriptor, fmt.SEGMENT_HEADER, place)) != header:
+            result.problems.append(
+                {
+                    "segment": segment.segment_name(header.number),
+                    "problem": "a copy of the header is damaged; the others are right",
+                    "offset": place,
+                    "end": place + fmt.SEGMENT_HEADER,
+                }
+            )
+
+
+def dump(path: Path, *, settled: bool = False, on_damage: Callable[[str], None] | None = None) -> Iterator[RecordView]:
+    """The records on the disk, in order; with `settled`, also those that are acknowledged and not yet deleted.
+
+    `on_damage` is told in words what is still wanted and can't be shown.
+    """
+    system = files.OsFiles()
+    found = survey(path)
+    tell = on_damage or _ignore
+    for words in _out_of_reach(found.report):
+        tell(words)
+    for entry in found.segments:
+        shown = 0
         with _reading(path / segment.segment_name(entry.number)) as descriptor:
             if descriptor is None:
                 continue
@@ -264,6 +300,7 @@ def dump(path: Path, *, settled: bool = False) -> Iterator[RecordView]:
                     seq = item.header.first_seq + at
                     done = seq in entry.settled
                     if payload is not None and (settled or not done):
+                        shown += not done
                         yield RecordView(
                             seq=seq,
                             segment=entry.number,
@@ -272,20 +309,48 @@ def dump(path: Path, *, settled: bool = False) -> Iterator[RecordView]:
                             settled=done,
                             payload=payload,
                         )
+        if shown < entry.unsettled:
+            tell(f"{entry.unsettled - shown} records of {segment.segment_name(entry.number)} are damaged")
+
+
+def _out_of_reach(report: recovery.RecoveryReport) -> Iterator[str]:
+    if report.damaged_records:
+        yield f"{report.damaged_records} records are damaged"
+    for name in report.unreadable:
+        yield f"{name} can't be read: {os.strerror(errno.EIO)}"
+    for name in report.quarantined:
+        yield f"{name} is another queue's, or every copy of its header is damaged"
+
+
+def _ignore(_words: str) -> None:
+    """Nobody asks what is damaged."""
 
 
 def restore(path: Path, name: str) -> str:
     """Put a segment back that opening has set aside, under its own name; that name."""
+    _must_exist(path)
     system = files.OsFiles()
     source = path / recovery.QUARANTINE / name
-    with _reading(source) as descriptor:
-        header = segment.read_header(system, descriptor) if descriptor is not None else None
-    if header is None or "/" in name:
+    header = None
+    if source.name == name:
+        with _reading(source) as descriptor:
+            if descriptor is not None:
+                header = segment.read_header(system, descriptor) or segment.read_last_header(
+                    system, descriptor, _size(source)
+                )
+    if header is None:
         raise CorruptionError(f"{source}: no segment with a valid header; give a name that `inspect` shows")
     target = path / segment.segment_name(header.number)
     lock = system.lock(path / recovery.LOCK)
     try:
-        if target.exists():
+        queue_id = survey(path).queue_id
+        others = segment.numbers(system.names(path))
+        if others and header.queue_id != queue_id:
+            raise CorruptionError(
+                f"{source}: belongs to queue {header.queue_id.hex()}, and this is {queue_id.hex()}: the next opening "
+                f"would set it aside again; put it into a directory of its own, as {target.name}, and open that"
+            )
+        if os.path.lexists(target):
             raise CorruptionError(f"{target}: is taken; move that one away first")
         system.rename(source, target)
         system.sync_directory(path)
@@ -294,15 +359,18 @@ def restore(path: Path, name: str) -> str:
     return target.name
 
 
-def list_dead_letters(path: Path) -> Iterator[DeadLetter]:
-    """The dead letters, in order."""
+def list_dead_letters(path: Path, *, on_damage: Callable[[str], None] | None = None) -> Iterator[DeadLetter]:
+    """The dead letters, in order; `on_damage` is told in words what can't be shown."""
     _must_exist(path)
     dead = path / recovery.DEAD
-    if dead.is_dir():
-        for record in dump(dead):
-            letter = dead_letters.decode(record.seq, record.payload)
-            if letter is not None:
-                yield letter
+    if not dead.is_dir():
+        return
+    for record in dump(dead, on_damage=on_damage):
+        letter = dead_letters.decode(record.seq, record.payload)
+        if letter is not None:
+            yield letter
+        else:
+            (on_damage or _ignore)(f"dead letter {record.seq} is of another version")
 
 
 def as_dict(view: Overview | Verification) -> dict[str, Any]:

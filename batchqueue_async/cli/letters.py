@@ -1,0 +1,156 @@
+"""`batchqueue disk dead-letters export`: the dead letters into a file that only its owner can read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO
+
+from batchqueue_async.durable.disk import inspect
+from batchqueue_async.errors import BatchQueueError, ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from batchqueue_async.durable.dead_letters import DeadLetter
+
+DESCRIPTION = """\
+Write dead letters to a file, which is made with mode 0600 and appears whole or not at all. Nothing in the queue
+changes, and its owner may be running. Exit status: 0 all of them are in the file; 1 some are damaged, which are named,
+and the file holds the others; 2 nothing was written."""
+_EVERY = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser, path: type[Path]) -> None:
+    """What `export` takes besides the queue's directory."""
+    parser.add_argument("output", type=path, metavar="FILE", help="the file to make")
+    parser.add_argument("seq", type=int, nargs="*", help="numbers from `list`; all when none is given")
+    parser.add_argument(
+        "--format",
+        choices=("jsonl", "raw"),
+        default="jsonl",
+        help="jsonl: one JSON object per line with everything that is known, the payload as base64; "
+        "raw: the payloads alone, one per line (refused when a payload holds a line break)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace FILE when it is there")
+    parser.add_argument(
+        "--progress", action="store_true", help="say on standard error how far it is; by itself on a terminal"
+    )
+    parser.set_defaults(run=export)
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Run the command; its exit status."""
+    damaged: list[str] = []
+    wanted = set(arguments.seq) or None
+    letters = (
+        letter
+        for letter in inspect.list_dead_letters(arguments.path, on_damage=damaged.append)
+        if wanted is None or letter.seq in wanted
+    )
+    progress = _Progress(wanted, shown=arguments.progress or sys.stderr.isatty())
+    _write(arguments.output, _lines(letters, raw=arguments.format == "raw"), progress, force=arguments.force)
+    for words in damaged:
+        _tell(f"batchqueue: {words}; not in the file")
+    missing = sorted(progress.missing)
+    if missing:
+        _tell(f"batchqueue: no dead letters with the numbers {', '.join(map(str, missing))}")
+    count = {"exported": progress.count, "bytes": progress.size, "damaged": damaged, "missing": missing}
+    _say(
+        json.dumps(count)
+        if arguments.json
+        else f"{progress.count} dead letters, {progress.size} bytes, written to {arguments.output}"
+    )
+    return 1 if damaged or missing else 0
+
+
+def _lines(letters: Iterator[DeadLetter], *, raw: bool) -> Iterator[tuple[int, bytes]]:
+    """Each letter's number and its line."""
+    for letter in letters:
+        if not raw:
+            yield letter.seq, (json.dumps(as_json(letter)) + "\n").encode()
+        elif b"\n" in letter.payload:
+            raise ConfigError(
+                f"dead letter {letter.seq}: its payload holds a line break, so its lines would not be payloads "
+                "any more; use --format jsonl"
+            )
+        else:
+            yield letter.seq, letter.payload + b"\n"
+
+
+def as_json(letter: DeadLetter) -> dict[str, object]:
+    """Everything that is known of a dead letter, for JSON."""
+    return {
+        "seq": letter.seq,
+        "original_seq": letter.original_seq,
+        "attempts": letter.attempts,
+        "enqueued_at": letter.enqueued_at,
+        "died_at": letter.died_at,
+        "reason": letter.reason,
+        "payload_base64": base64.b64encode(letter.payload).decode(),
+    }
+
+
+class _Progress:
+    """How far it is; said now and then."""
+
+    def __init__(self, wanted: set[int] | None, *, shown: bool) -> None:
+        self.missing = set(wanted or ())
+        self._shown = shown
+        self._next = time.monotonic() + _EVERY
+        self.count = self.size = 0
+
+    def add(self, seq: int, size: int) -> None:
+        self.missing.discard(seq)
+        self.count += 1
+        self.size += size
+        if self._shown and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _EVERY
+            _tell(f"{self.count} dead letters, {self.size} bytes")
+
+
+def _write(output: Path, lines: Iterator[tuple[int, bytes]], progress: _Progress, *, force: bool) -> None:
+    """Everything into a file next to `output`, which then takes its place: a half of an export is nobody's."""
+    if os.path.lexists(output) and not force:
+        raise BatchQueueError(f"{output}: is there already; give another name, or --force to replace it")
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(part, flags, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            _copy(file, lines, progress)
+        if force:
+            part.replace(output)
+        else:
+            # A name that has come up meanwhile is not overwritten.
+            os.link(part, output)
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
+    descriptor = os.open(output.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _copy(file: BinaryIO, lines: Iterator[tuple[int, bytes]], progress: _Progress) -> None:
+    for seq, line in lines:
+        file.write(line)
+        progress.add(seq, len(line))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201 - a command line speaks by printing
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201 - as above
