@@ -117,6 +117,7 @@ class Engine:
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._watching: asyncio.TimerHandle | None = None
         self._extending: asyncio.TimerHandle | None = None
+        self._closed = False
         self.waiters = DeliveryWaiters()
         self.kept = KeptBatches(max(_KEPT_LEAST, 4 * self._most_sends))
         self.disk: DiskQueue | None = None
@@ -191,7 +192,13 @@ class Engine:
         sender.failover = None if self.failover is None else self._fail_over_to
         self.lifecycle = SinkLifecycle(context)
         if config.split is not None:
-            self.pipeline = Pipeline(config.split, context, most_sends=self._most_sends, deliver=sender.deliver)
+            self.pipeline = Pipeline(
+                config.split,
+                context,
+                most_sends=self._most_sends,
+                deliver=sender.deliver,
+                put_back=lambda batch: self.puller.put_back(batch, 0.0, "gate_closed"),
+            )
         self._decode = context.decode
         self.puller = Puller(
             context,
@@ -234,7 +241,7 @@ class Engine:
 
     def _kept_added(self) -> None:
         self.puller.ring()  # a wait for records must end when this batch is due
-        if self.disk is not None and self._extending is None:
+        if self.disk is not None and self._extending is None and not self._closed:
             self._extending = self._loop.call_later(self.disk.lease_time / _EXTENSIONS, self._extend_kept)
 
     def _extend_kept(self) -> None:
@@ -370,6 +377,7 @@ class Engine:
 
     async def close(self, end: ShutdownTimes) -> tuple[list[Any], int]:
         """Close everything: the records that are left over, without a disk; and how many stay on it."""
+        self._closed = True
         for timer in (self._watching, self._extending):
             if timer is not None:
                 timer.cancel()

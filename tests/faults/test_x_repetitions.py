@@ -135,6 +135,40 @@ async def test_x_7_a_part_by_key_is_the_same_request_too(place):
     assert [record for record in sink.records if record < 20] == [10, 11, 12]
 
 
+@pytest.mark.parametrize("senders", [1, 4])
+async def test_x_7_a_batch_is_the_same_request_in_a_pipeline_whose_gate_closes(senders, place):
+    """A batch that waits for its sender is put back when another one is answered with an error."""
+    turns = cycle([None, down("lost"), bq.ThrottledError("429", retry_after=3.0), bq.AuthError("401"), None])
+    taken: dict[str, set[tuple[str, ...]]] = {}
+
+    class Noting(Keyed):
+        async def send_keyed(self, batch, keys):
+            try:
+                await super().send_keyed(batch, keys)
+            except (bq.ThrottledError, bq.AuthError):
+                raise  # it was refused: nothing of it was taken
+            except bq.RetryableError:
+                note(keys)
+                raise
+            note(keys)
+
+    def note(keys):
+        for key in keys:
+            taken.setdefault(key, set()).add(tuple(keys))
+
+    sink = Noting(latency=0.5, answer=lambda _: next(turns))
+    split = bq.SplitPolicy(preparers=2, senders=senders, sends_per_sender=1, channel=8)
+    options = {"auth_pause": 1.0, "batch_records": 3, "retry": bq.RetryPolicy(initial=0.5, max_delay=2.0)}
+    async with exporter(sink, place, split=split, **options) as export:
+        for start in range(0, 60, 4):
+            await export.consume(list(range(start, start + 4)))
+            await asyncio.sleep(0.3)
+        await export.flush(36_000.0)
+        check(export)
+    assert sorted(sink.records) == list(range(60))
+    assert {key: len(found) for key, found in taken.items() if len(found) > 1} == {}
+
+
 # --- X-13: attempts and crashes over restarts
 
 KILLED = """

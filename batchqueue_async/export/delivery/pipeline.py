@@ -39,11 +39,13 @@ class Pipeline:
         *,
         most_sends: int,
         deliver: Callable[[Batch, SendPermit], Awaitable[None]],
+        put_back: Callable[[LeasedBatch], Awaitable[None]],
     ) -> None:
         self._context = context
         self._prepare = policy.prepare
         self._sink = context.sink if isinstance(context.sink, PreparingSink) else None
         self._deliver = deliver
+        self._put_back = put_back
         self._preparers = asyncio.Semaphore(policy.preparer_count)
         self._channel = asyncio.Semaphore(policy.channel)
         sends = min(policy.sender_count * policy.sends_per_sender, most_sends)
@@ -81,6 +83,8 @@ class Pipeline:
             given = permit if gate.is_valid(permit, now) else gate.acquire(now)
             if given is not None:
                 await self._deliver(batch, given)
+            else:
+                await self._put_back(batch)
         finally:
             self._senders.release()
 

@@ -254,14 +254,14 @@ class Puller:
         now = context.now()
         again = batch.attempts > 1
         if again and context.budget is not None and (wait := context.budget.take(now)):
-            await self._return(batch, wait, "budget")
+            await self.put_back(batch, wait, "budget")
             return
         # Both may have changed while the batch was collected.
         permit = context.gate.acquire(now) if self.active < self._limit() else None
         if permit is None:
             if again and context.budget is not None:
                 context.budget.give_back()
-            await self._return(batch, 0.0, "gate_closed")
+            await self.put_back(batch, 0.0, "gate_closed")
             return
         context.counts.retries += again
         self.active += 1
@@ -269,7 +269,7 @@ class Puller:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _return(self, batch: LeasedBatch, delay: float, why: str) -> None:
+    async def put_back(self, batch: LeasedBatch, delay: float, why: str) -> None:
         """A batch that was not sent goes back to where it came from."""
         if batch.repeats or batch.apart:
             batch.unrepeat()
