@@ -22,6 +22,7 @@ from kafka_tools import create, read
         "postgres_writer.py",
         "opensearch_exporter.py",
         "local_demo.py",
+        "clickhouse_exporter.py",
     ],
 )
 def test_help(name, tmp_path):
@@ -97,6 +98,15 @@ def test_opensearch_exporter(opensearch, tmp_path):
     assert run("opensearch_exporter.py", *options, cwd=tmp_path) == ["accepted 300, delivered 300, dead 0"]
     found = opensearch.documents("example").values()
     assert sorted(document["line"] for document in found) == sorted(f"line {number}" for number in range(300))
+
+
+def test_clickhouse_exporter(clickhouse, tmp_path):
+    lines = run("clickhouse_exporter.py", "--url", clickhouse.url, "--count", "300", cwd=tmp_path)
+    assert lines[0].startswith(
+        "refused 1: table `events`: column 'size' of type UInt32 would change a whole number out of"
+    )
+    assert lines[1:] == ["accepted 300, delivered 299, dead 1"]
+    assert [row["id"] for row in clickhouse.rows("events", "id")] == list(range(299))
 
 
 def test_postgres_writer(postgres, tmp_path):

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sinks._shared": (*_BASE, "sinks"),
     **{f"sinks.{name}": (*_BASE, "sinks", "sinks._shared") for name in ("sqlite", "postgres", "kafka", "http", "grpc")},
     "sinks.otlp": (*_BASE, "sinks", "sinks._shared", "sinks.grpc", "sinks.http"),
-    "sinks.opensearch": (*_BASE, "sinks", "sinks._shared", "sinks.http"),
+    **{f"sinks.{name}": (*_BASE, "sinks", "sinks._shared", "sinks.http") for name in ("clickhouse", "opensearch")},
     "export.control": (*_BASE, "policies", "export"),
     "export.send_queue": (*_BASE, "durable", "durable.disk", "leases", "export"),
     "export.delivery": (

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from .base import provide
+from .clickhouse import ClickHouseEngine, ClickHouseServer
 from .collector import CollectorServer
 from .grpc import GrpcServer
 from .http import HttpServer
@@ -90,6 +91,18 @@ def collector(grpc_process):
 @pytest.fixture(scope="session")
 def prometheus():
     yield from started("prometheus", PrometheusServer)
+
+
+@pytest.fixture(scope="session")
+def clickhouse_server():
+    """Debian's, of 2018."""
+    yield from started("ClickHouse", ClickHouseServer)
+
+
+@pytest.fixture(scope="session")
+def clickhouse():
+    """The current engine."""
+    yield from started("chDB", ClickHouseEngine)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from kafka_tools import read as read_topic
 from nats.js.api import StreamConfig
 
 from batchqueue_async.sinks.amqp import AmqpSink
+from batchqueue_async.sinks.clickhouse import ClickHouseSink
 from batchqueue_async.sinks.grpc import GrpcSink
 from batchqueue_async.sinks.http import HttpSink
 from batchqueue_async.sinks.http.remote_write import RemoteWrite
@@ -251,6 +252,37 @@ async def test_remote_write(prometheus, name):
         bad=lambda number: record(number) | {"value": "much"},
         read=read,
         away=lambda: HttpSink(f"http://{NOWHERE}/api/v1/write", format=RemoteWrite()),
+    )
+
+
+async def test_clickhouse(clickhouse, name):
+    clickhouse.sql(
+        f"CREATE TABLE {name} (id UInt64) ENGINE = MergeTree ORDER BY id "
+        "SETTINGS non_replicated_deduplication_window = 1000"
+    )
+
+    async def read():
+        return clickhouse.rows(name, "id")
+
+    await check_sink(
+        lambda: ClickHouseSink(clickhouse.url, name),
+        read=read,
+        bad=lambda number: {"id": 2**64 + number},
+        away=lambda: ClickHouseSink(f"http://{NOWHERE}", name),
+    )
+
+
+async def test_clickhouse_of_2018(clickhouse_server, name):
+    clickhouse_server.sql(f"CREATE TABLE {name} (id UInt64) ENGINE = MergeTree ORDER BY id")
+
+    async def read():
+        return clickhouse_server.rows(name, "id")
+
+    await check_sink(
+        lambda: ClickHouseSink(clickhouse_server.url, name, compression="gzip"),
+        read=read,
+        bad=lambda number: {"id": 2**64 + number},
+        away=lambda: ClickHouseSink(f"http://{NOWHERE}", name),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 from urllib.parse import urlsplit
 
@@ -129,6 +130,7 @@ class HttpSink:
         final: Iterable[int] = (),
         idempotency_header: str | None = "Idempotency-Key",
         judge: Callable[[HttpAnswer, int], SendResult | None] | None = None,
+        explain: Callable[[HttpAnswer], SinkError | None] | None = None,
     ) -> None:
         """Say where to send, and how.
 
@@ -156,6 +158,8 @@ class HttpSink:
             idempotency_header: the header field for the batch's key; None sends none. Remote write and Loki know none.
             judge: what a successful answer says of the records, by their places among those that were sent; returns
                 None where all are in, and may raise a `SinkError`.
+            explain: what an answer that is no success means, from its header fields and the first bytes of its content;
+                None leaves it to the status. `culprits` are places among the records that were sent.
         """
         parts = _checked(url)
         _positive(
@@ -197,6 +201,7 @@ class HttpSink:
         self._tls = tls
         self._proxy = None if proxy is None else Secret(proxy)
         self._judge = judge
+        self._explain = explain
         self._transport: Transport | None = None
         self.needs = self._needs()
 
@@ -277,9 +282,22 @@ class HttpSink:
         if not request.places:
             return SendResult(rejected=request.rejected) if request.rejected else None
         # What is not judged is of no interest, whatever its size; 207 always says something of records.
-        judged = self._judge is not None
-        answer = await transport.send(self.method, self.url, request.content, request.headers, judged=judged)
+        answer = await transport.send(
+            self.method,
+            self.url,
+            request.content,
+            request.headers,
+            judged=self._judge is not None,
+            explain=None if self._explain is None else partial(self._explained, request),
+        )
         return _whole(self._judged(answer, len(request.places)), request)
+
+    def _explained(self, request: PreparedRequest, answer: HttpAnswer) -> SinkError | None:
+        """What a failure's content means, with the records that it names by their places in the batch."""
+        error = None if self._explain is None else self._explain(answer)
+        if error is not None and error.culprits:
+            error.culprits = tuple(request.places[at] for at in error.culprits if 0 <= at < len(request.places))
+        return error
 
     def _open_transport(self) -> Transport:
         if self._transport is None:

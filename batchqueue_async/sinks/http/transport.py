@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError
+from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.secrets import Secret, header_value, redacted, resolve
 from batchqueue_async.sinks._shared.tls import context
@@ -19,7 +19,7 @@ from batchqueue_async.sinks.http.status import Statuses, error_for, retry_after
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from batchqueue_async.sinks._shared.tls import TlsOption
 
@@ -124,9 +124,18 @@ class Transport:
         await self._session.close()
 
     async def send(
-        self, method: str, url: str, content: bytes, headers: Mapping[str, str], *, judged: bool
+        self,
+        method: str,
+        url: str,
+        content: bytes,
+        headers: Mapping[str, str],
+        *,
+        judged: bool,
+        explain: Callable[[HttpAnswer], SinkError | None] | None = None,
     ) -> HttpAnswer:
         """Make a request, and return its answer if that is a success; its content is read if it is judged.
+
+        `explain` says what a failure means by the beginning of its content; None leaves it to the status.
 
         Raises:
             SinkError: it is none, or none came.
@@ -137,8 +146,10 @@ class Transport:
             for name, value in self._headers.items()
         }
         await self._authorize(fields)
-        answer = await self._exchange(method, url, content, fields, read=judged)
-        failure = error_for(
+        answer = await self._exchange(method, url, content, fields, read=judged, explained=explain is not None)
+        success = 200 <= answer.status < 300  # noqa: PLR2004 - HTTP's successes
+        failure = None if explain is None or success else explain(answer)
+        failure = failure or error_for(
             answer.status,
             f"{method} to {self._where}",
             wait=retry_after(answer.headers.get("retry-after"), time.time()),
@@ -151,7 +162,15 @@ class Transport:
         return answer
 
     async def _exchange(
-        self, method: str, url: str, content: bytes, headers: Mapping[str, str], *, read: bool, where: str | None = None
+        self,
+        method: str,
+        url: str,
+        content: bytes,
+        headers: Mapping[str, str],
+        *,
+        read: bool,
+        explained: bool = False,
+        where: str | None = None,
     ) -> HttpAnswer:
         what = f"{method} to {where or self._where}"
         proxy = None if self._proxy is None else self._proxy.reveal()
@@ -164,7 +183,9 @@ class Transport:
                 success = 200 <= status < 300  # noqa: PLR2004 - HTTP's successes
                 read = success and (read or status == _MULTI_STATUS)
                 body = await self._read(response, answered, what) if read else b""
-                if not body:
+                if explained and not success:
+                    body = await response.content.read(_DRAINED)
+                if not body or not success:
                     await self._drain(response)
         except TimeoutError:
             raise RetryableError(f"{what} took too long ({self._limits})", error_type="timeout") from None
