@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import time
@@ -60,6 +61,18 @@ def counted(frame):
 
 def not_a_frame(frame):
     return frame.count
+
+
+def blocked(options):
+    """A handler that waits until a file is there."""
+    release, begun = Path(options["release"]), Path(options["begun"])
+
+    async def handle(batch):
+        begun.touch()
+        while not release.exists():  # noqa: ASYNC110 - the test touches it from another thread, by name alone
+            await asyncio.sleep(0.05)
+
+    return handle
 
 
 def failing(options):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime
 
 import pytest
-from pipeline_parts import rows, until, write_json
+from pipeline_parts import LIMIT, rows, until, write_json
 
 import batchqueue_async as bq
 from batchqueue_async.errors import ConfigError
@@ -63,16 +64,20 @@ def test_each_stage_is_computed_once_and_once_ends_with_all_of_it(spark, tmp_pat
         outputs={
             "everything": {"view": "seen", "to": [sqlite("one"), {"type": "jsonl", "path": "two.jsonl"}]},
             "odd_ones": {"view": "odd", "to": sqlite("odd")},
+            "odd_files": {"view": "odd", "to": {"type": "parquet", "path": "files"}},
         },
     )
+    names = ["seen", "everything", "odd_ones", "odd_files"]
     for at, total in ((0, 30), (1, 60)):
         write_json(tmp_path / "in", f"file-{at}", [{"id": at * 30 + n, "kind": "x"} for n in range(30)])
         report = made.run(spark=spark, once=True)
         assert (report.code, report.failed) == (0, {})
-        assert [each.state for each in report.queries] == ["done", "done", "done"]
+        assert {each.name: each.state for each in report.queries} == dict.fromkeys(names, "done")
         assert [id_ for id_, _ in rows(tmp_path / "out.db", "one")] == list(range(total))
         assert len((tmp_path / "two.jsonl").read_text().splitlines()) == total
         assert [id_ for (id_,) in rows(tmp_path / "out.db", "odd")] == list(range(1, total, 2))
+        files = spark.read.parquet(str(tmp_path / "files")).collect()
+        assert sorted(id_ for (id_,) in files) == list(range(1, total, 2))
         assert len((tmp_path / "computed").read_text().splitlines()) == total
     assert list((tmp_path / "state" / "views" / "seen").glob("*.parquet"))
 
@@ -205,6 +210,35 @@ def test_a_stop_ends_a_run_and_a_wrong_view_begins_none(spark, tmp_path):
     with pytest.raises(ConfigError, match="view 'v': function=not_a_frame returned"):
         wrong.run(spark=spark)
     assert spark.streams.active == []
+
+
+def test_waits_have_limits(spark, tmp_path):
+    """A run with once that takes too long, and a stop that waits for a handler that does not return."""
+    paths = {name: tmp_path / name for name in ("release", "begun")}
+    target = {"type": "factory", "factory": "pipeline_parts:blocked", "options": {k: str(v) for k, v in paths.items()}}
+    made = pipeline(
+        tmp_path,
+        sources={"numbers": NUMBERS},
+        outputs={"all": {"view": "numbers", "to": target}},
+        timeouts={"stop": 0.5, "once": 0.001},
+    )
+    try:
+        report = made.run(spark=spark, watch=until(lambda _: paths["begun"].exists()))
+        assert (report.code, report.stuck) == (3, ("all",))
+        once = pipeline(
+            tmp_path / "once",
+            sources={"numbers": NUMBERS},
+            timeouts={"once": 0.001},
+            outputs={"all": {"view": "numbers", "to": {"type": "noop"}}},
+        )
+        report = once.run(spark=spark, once=True)
+        assert (report.code, report.stuck) == (3, ("the run, which is not done after 0.001 s",))
+    finally:
+        paths["release"].touch()
+    deadline = time.monotonic() + LIMIT
+    while spark.streams.active:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_explain_shows_every_plan(spark, tmp_path):

@@ -112,12 +112,6 @@ def read_mapping(mapping: Mapping[str, Any], overrides: Mapping[str, Any] | None
     return _read(mapping, "the mapping", "pipeline", overrides, Faults())
 
 
-def is_pipeline(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is meant to be a pipeline of Spark: it has outputs, or a section for Spark."""
-    content = read_document(Layers(), Path(path))
-    return content is None or not {"outputs", "spark", "views"}.isdisjoint(content)
-
-
 def _read(
     content: Mapping[str, Any], origin: str, name: str, overrides: Mapping[str, Any] | None, faults: Faults
 ) -> PipelineSpec:
