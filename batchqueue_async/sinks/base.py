@@ -235,6 +235,17 @@ def needs_of(sink: Sink) -> SinkNeeds:
     return needs if isinstance(needs, SinkNeeds) else _NO_NEEDS
 
 
+def replaces(sink: object) -> bool:
+    """Whether the sink's transactions have a `clear`, which removes all rows of its table: its attribute `replaces`.
+
+    Example:
+        >>> from batchqueue_async.sinks.sqlite.sink import SqliteSink
+        >>> replaces(SqliteSink("rows.db")), replaces(object())
+        (True, False)
+    """
+    return getattr(sink, "replaces", False) is True
+
+
 def is_concurrent(sink: Sink) -> bool:
     """Whether the sink's sends may overlap: its attribute `concurrent`, which most sinks leave out.
 

@@ -14,7 +14,7 @@ from batchqueue_async._support import log
 from batchqueue_async._support.checks import HandlerRule, require
 from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeliveryError, QueueClosedError, RetryableError
-from batchqueue_async.sinks.base import BatchKey, Sink
+from batchqueue_async.sinks.base import BatchKey, Sink, replaces
 from batchqueue_async.spark.arrow_types import arrow_schema
 from batchqueue_async.spark.bad_rows import BadRows, DeadLetters, dead_letters_at
 from batchqueue_async.spark.collect import COLLECT_BYTES, Collector
@@ -183,7 +183,8 @@ class DriverSink:
             dead_letters: a sink, or a path for JSON lines, of records with `sink`, `batch`, `reason` and `row`.
             non_finite: what becomes of NaN and infinity: "keep", "null" or "fail"; None keeps them, but for the SQLite
                 and JSON lines sinks, which have no form for them: there they become null, and are counted in the log.
-            append_any_mode: append the results of queries in Update and Complete mode too, each time they change.
+            append_any_mode: append the results of queries in Update and Complete mode too, each time they change. Else
+                a result in Complete mode takes the place of the one before, and in Update mode rows are upserted.
         """
         owner = f"DriverSink {name!r}"
         rows = default_rows(sink) if rows is None else rows
@@ -237,6 +238,7 @@ class DriverSink:
         self._claimed: set[WriteSource] = set()
         self._at_exit = _AtExit(self._route, self._letters, self._turn)
         self._last: MicroBatch | None = None
+        self._replaced: tuple[tuple[str | None, int], BatchKey] | None = None
         self._jobs = 0
         self._job_source = f"job-{uuid.uuid4().hex}"
 
@@ -296,12 +298,29 @@ class DriverSink:
     def _check_mode(self, run: QueryRun) -> None:
         if run.mode not in {"Update", "Complete"} or not isinstance(self._target, Sink) or self._append_any_mode:
             return
-        if not getattr(self._target, "upsert_on", None):
+        if self._replaces(run):
+            return
+        if run.mode == "Complete" or not getattr(self._target, "upsert_on", None):
+            way_out = "outputMode('update') and a sink with" if run.mode == "Complete" else "a sink with"
             raise ConfigError(
                 f"{self._owner}: the query's output mode is {run.mode}, and "
                 f"{type(self._target).__qualname__} would append each result again whenever it changes; use "
-                "outputMode('append') with a watermark, a sink with upsert_on=[...], a handler that replaces rows, or "
+                f"outputMode('append') with a watermark, {way_out} upsert_on=[...], a handler that replaces rows, or "
                 "append_any_mode=True to append them nevertheless"
+            )
+
+    def _replaces(self, run: QueryRun) -> bool:
+        """Whether each batch is the whole result, which takes the place of the one before."""
+        return run.mode == "Complete" and not self._append_any_mode and replaces(self._target)
+
+    def _check_once(self, run: QueryRun, key: BatchKey) -> None:
+        """A batch that is the whole result has one write into a table."""
+        batch = (run.query, key.number)
+        before, self._replaced = self._replaced, (batch, key)
+        if before is not None and before[0] == batch and before[1] != key:
+            raise ConfigError(
+                f"{self._owner}: the query's output mode is Complete, so that this call would remove what another one "
+                f"wrote for batch {key.number}; write the batch by one call, as by unionByName, or into several tables"
             )
 
     def _key(
@@ -369,9 +388,13 @@ class DriverSink:
         bad = None if self._letters is None else BadRows(self.name, str(key), self._letters)
         names = getattr(frame, "columns", None)
         schema = self._table_schema(frame)
+        replace_all = key is not None and self._replaces(run)
+        if replace_all and key is not None:
+            self._check_once(run, key)
         while True:
             keys = RecordKeys(key, self._key_by, names) if self._route.keyed and key is not None else None
-            batch = self._last = MicroBatch(what, self._route, key, keys=keys, retries=retries, bad=bad, schema=schema)
+            options: dict[str, Any] = {"retries": retries, "bad": bad, "schema": schema, "replace": replace_all}
+            batch = self._last = MicroBatch(what, self._route, key, keys=keys, **options)
             try:
                 fed = self._feed(frame, batch, source, bad)
                 fresh = host.bridge().call(batch.commit)

@@ -202,6 +202,7 @@ class MicroBatch:
         retries: Retries | None = None,
         bad: BadRows | None = None,
         schema: Any = None,
+        replace: bool = False,
     ) -> None:
         self.what = what
         self.key = key
@@ -213,6 +214,7 @@ class MicroBatch:
         self._retries = retries or Retries(Patience(policy=None))
         self._bad = bad
         self._schema = schema
+        self._replace = replace
         self._prepared = False
         self._transaction: Transaction | None = None
 
@@ -241,19 +243,29 @@ class MicroBatch:
     async def _begin(self) -> Transaction | None:
         async with self._route.turn:
             transaction = await self._route.begin(self.key) if self.key is not None else None
-            declare = getattr(transaction, "declare", None)
-            if transaction is not None and declare is not None and self._schema is not None:
+            if transaction is not None:
                 try:
-                    await declare(self._schema)
+                    await self._prepare_table(transaction)
                 except BaseException:
                     await transaction.rollback()
                     raise
             return transaction
 
+    async def _prepare_table(self, transaction: Any) -> None:
+        declare = getattr(transaction, "declare", None)
+        if declare is not None and self._schema is not None:
+            await declare(self._schema)
+        if self._replace:
+            await transaction.clear()
+
     async def commit(self) -> bool:
         """End a batch that was handled; False if it had been in before."""
-        if self._schema is not None and not self._prepared:  # a batch without rows
-            await self._persistently(partial(self._route.declare, self._schema))
+        if not self._prepared:  # a batch without rows
+            if self._replace:
+                self._transaction = await self._persistently(self._begin)
+                self.repeated = self._transaction is None
+            elif self._schema is not None:
+                await self._persistently(partial(self._route.declare, self._schema))
         async with self._route.turn:
             if self._bad is not None:
                 await self._bad.bury()

@@ -22,6 +22,7 @@ from batchqueue_async.spark.rows import NonFinite, check_columns, check_non_fini
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from batchqueue_async.sinks.sqlite.table import SchemaMode
     from batchqueue_async.spark.record_keys import KeyBy
     from batchqueue_async.spark.rows import Rows
 
@@ -63,7 +64,7 @@ _EXPORT: dict[str, Callable[[str], Any]] = {
     "breaker.reset_timeout": float,
 }
 _OWN = ("sink", "rows", "rows_in_flight", "bytes_in_flight", "key", "non_finite")
-_BUILT_IN = {"sqlite": ("path", "table", "busy_timeout"), "jsonl": ("path",)}
+_BUILT_IN = {"sqlite": ("path", "table", "busy_timeout", "schema", "upsert_on"), "jsonl": ("path",)}
 _SPARKS = ("checkpointlocation", "outputmode", "queryname", "trigger")
 _NEAR = 0.8
 _POLICIES: dict[str, Callable[..., Any]] = {"batch": BatchPolicy, "retry": RetryPolicy, "breaker": BreakerPolicy}
@@ -117,7 +118,10 @@ class WriteOptions:
         """The sink or handler, not opened."""
         if self.sink == "sqlite":
             timeout = _number("busy_timeout", self.rest.get("busy_timeout", "30"), float)
-            return SqliteSink(self._need("path"), self.rest.get("table", "rows"), busy_timeout=timeout)
+            schema = cast("SchemaMode", self.rest.get("schema", "strict"))
+            keys = _names(self.rest.get("upsert_on", ""))
+            table = self.rest.get("table", "rows")
+            return SqliteSink(self._need("path"), table, busy_timeout=timeout, schema=schema, upsert_on=keys)
         if self.sink == "jsonl":
             return JsonLinesSink(self._need("path"))
         made = self._made()
@@ -187,9 +191,7 @@ def read_options(given: Options) -> WriteOptions:
     non_finite = options.get("non_finite", "null" if sink in _BUILT_IN else "keep")
     check_non_finite("format batchqueue", non_finite)
     key = options.get("key")
-    columns = (
-        None if key is None else key if key in {"content", "position"} else [each.strip() for each in key.split(",")]
-    )
+    columns = None if key is None else key if key in {"content", "position"} else _names(key)
     read = WriteOptions(
         sink=sink,
         rows=rows,
@@ -245,6 +247,10 @@ def _export(given: dict[str, Any]) -> ExportConfig | None:
     plain = {name: value for name, value in given.items() if "." not in name}
     fields: dict[str, Any] = {"overflow": "block", **plain, **policies}
     return ExportConfig(**fields)
+
+
+def _names(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
 
 
 def _number(name: str, text: str, parse: Callable[[str], Any]) -> Any:

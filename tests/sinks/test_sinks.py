@@ -575,3 +575,49 @@ def test_a_table_may_be_made_beforehand(tmp_path):
         table.insert([{"a": 2}, {"a": -1}])
     table.close()
     assert select(tmp_path / "out.db") == [(1,)]
+
+
+# --- upserts
+
+
+async def test_rows_of_a_key_are_replaced_and_the_last_record_stays(tmp_path):
+    sink = SqliteSink(tmp_path / "out.db", upsert_on=["id", "k"])
+    await sink.open()
+    await sink.send([{"id": 1, "k": "a", "v": 1}, {"id": 1, "k": "b", "v": 2}, {"id": 1, "k": "a", "v": 3}])
+    await sink.send([{"id": 1, "k": "a", "v": 4}, {"id": 1, "k": "a"}, {"id": 2, "k": "a", "v": 5}])
+    assert select(sink.path, "SELECT * FROM rows ORDER BY id, k") == [(1, "a", 4), (1, "b", 2), (2, "a", 5)]
+    for bad in ({"id": 3, "v": 1}, {"id": None, "k": "a", "v": 1}):
+        with pytest.raises(
+            bq.PermanentError, match=r"a record has no '(k|id)', by which table 'rows' is upserted"
+        ) as error:
+            await sink.send([{"id": 4, "k": "x", "v": 1}, bad])
+        assert list(error.value.culprits) == [1]
+    await sink.close()
+    assert sink.needs.ordering == "key"
+    again = pickle.loads(pickle.dumps(sink))
+    assert again.upsert_on == ("id", "k")
+
+
+async def test_a_single_whole_number_as_key_is_not_sqlites_own_number_of_the_row(tmp_path):
+    sink = SqliteSink(tmp_path / "out.db", upsert_on=["id"])
+    await sink.open()
+    with pytest.raises(bq.PermanentError, match="has no 'id'"):
+        await sink.send([{"id": None, "v": 1}])
+    await sink.send([{"id": 7, "v": 1}])
+    await sink.send([{"id": 7, "v": 2}])
+    await sink.close()
+    assert select(sink.path) == [(7, 2)]
+
+
+async def test_a_transaction_clears_the_table_for_itself(tmp_path):
+    sink = SqliteSink(tmp_path / "out.db")
+    await sink.open()
+    await sink.send([{"v": 1}])
+    for number, end in enumerate(("rollback", "commit")):
+        transaction = await sink.begin(BatchKey("q", number))
+        await transaction.clear()
+        await transaction.send([{"v": 2}])
+        assert select(sink.path) == [(1,)]
+        await getattr(transaction, end)()
+    assert select(sink.path) == [(2,)]
+    await sink.close()

@@ -837,20 +837,95 @@ def test_s_types_nan_and_infinity_follow_a_rule(spark, tmp_path, logs):
         take(frame, non_finite="fail")
 
 
+class Appending(MemorySink):
+    """A sink that neither upserts nor replaces."""
+
+
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_s_types_results_that_change_are_not_appended(spark, tmp_path, mode):
     counted = files(spark, tmp_path / "in", 2, 10).groupBy("v").count()
+    sink = Appending()
     with (
-        DriverSink("modes", sink=SqliteSink(tmp_path / "out.db")) as sink,
+        DriverSink("modes", sink=sink) as refused,
         pytest.raises(Exception, match=f"output mode is {mode.title()}.*upsert_on"),
     ):
-        run(counted, sink, tmp_path / "refused", mode)
+        run(counted, refused, tmp_path / "refused", mode)
     found = []
-    with DriverSink("handler", consumer=into(found)) as sink:
-        run(counted, sink, tmp_path / "handled", mode)
-    with DriverSink("asked", sink=SqliteSink(tmp_path / "out.db"), append_any_mode=True) as sink:
-        run(counted, sink, tmp_path / "asked", mode)
-    assert len(select(tmp_path / "out.db")) == len(found) > 0
+    with DriverSink("handler", consumer=into(found)) as handler:
+        run(counted, handler, tmp_path / "handled", mode)
+    with DriverSink("asked", sink=sink, append_any_mode=True) as asked:
+        run(counted, asked, tmp_path / "asked", mode)
+    assert len(sink.records) == len(found) > 0
+
+
+def counts(spark, directory, batches=3, rows=10):
+    """How often each of five numbers came, in a stream of so many files."""
+    return files(spark, directory, batches, rows).groupBy((functions.col("v") % 5).alias("k")).count()
+
+
+@pytest.mark.parametrize("where", ["sqlite", "postgres"])
+def test_s_types_update_mode_upserts_and_complete_mode_replaces(spark, tmp_path, request, where):
+    """After the run of each query, the table has what Spark's own batch job says; `k` that fell out is gone."""
+    if where == "postgres":
+        postgres = request.getfixturevalue("postgres")
+        from batchqueue_async.sinks.postgres import PostgresSink
+
+        postgres.sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+
+        def sink(table, **options):
+            return PostgresSink(postgres.dsn, table, **options)
+
+        def rows(table):
+            return [
+                tuple(map(int, line.split("|"))) for line in postgres.sql(f"SELECT k, count FROM {table} ORDER BY k")
+            ]
+    else:
+
+        def sink(table, **options):
+            return SqliteSink(tmp_path / "out.db", table, **options)
+
+        def rows(table):
+            return select(tmp_path / "out.db", f"SELECT k, count FROM {table} ORDER BY k")
+
+    every = [(k, 6) for k in range(5)]
+    with DriverSink("update", sink=sink("updated", upsert_on=["k"])) as updated:
+        run(counts(spark, tmp_path / "in"), updated, tmp_path / "update", "update")
+        assert updated.stats().rows == 15
+    assert rows("updated") == every
+    with DriverSink("complete", sink=sink("completed")) as completed:
+        run(counts(spark, tmp_path / "in"), completed, tmp_path / "complete", "complete")
+    assert rows("completed") == every
+    with DriverSink("none", sink=sink("fallen")) as fallen:  # none of them has less than five after the third file
+        few = counts(spark, tmp_path / "in").where("count < 5")
+        run(few, fallen, tmp_path / "fallen", "complete")
+        assert fallen.stats().rows == 10
+    assert rows("fallen") == []
+
+
+def test_s_types_a_whole_result_has_one_write_into_a_table(spark, tmp_path):
+    sink = DriverSink("twice", sink=SqliteSink(tmp_path / "out.db"))
+
+    def both(frame, number):
+        sink(frame.where("k < 3"), number)
+        sink(frame.where("k > 2"), number)
+
+    with sink, pytest.raises(Exception, match=r"output mode is Complete.*would remove what another one wrote"):
+        run(counts(spark, tmp_path / "in", 1), both, tmp_path / "checkpoint", "complete")
+
+
+def test_s_types_executors_upsert_by_option(spark, tmp_path):
+    spark.dataSource.register(BatchQueueDataSource)
+    options = {"sink": "sqlite", "path": str(tmp_path / "out.db"), "upsert_on": "v", "schema": "add"}
+    for add in ("'old' AS s", "'new' AS s, 1 AS more"):
+        frame = spark.range(0, 10, 1, 2).selectExpr("id % 5 AS v", add.split(", ")[0], *add.split(", ")[1:])
+        frame.write.format("batchqueue").options(**options).mode("append").save()
+    assert select(tmp_path / "out.db", "SELECT * FROM rows ORDER BY v") == [(v, "new", 1) for v in range(5)]
+    changing = (
+        counts(spark, tmp_path / "in", 1).writeStream.format("batchqueue").options(**options).outputMode("update")
+    )
+    query = changing.option("checkpointLocation", str(tmp_path / "c")).start()
+    with pytest.raises(Exception, match="batchqueue does not support Update mode"):  # as Spark itself says it
+        query.awaitTermination(120)
 
 
 # --- bad rows

@@ -12,7 +12,7 @@ import msgspec
 from batchqueue_async.errors import PermanentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 VALUE = "value"
 """The column of a record that is one value without a name."""
@@ -53,6 +53,24 @@ def row(record: Any, columns: Sequence[str] | None = None) -> Mapping[str, Any]:
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
     return {VALUE: record}
+
+
+def row_key(names: Sequence[str], columns: Sequence[str] | None) -> Callable[[Any], Hashable]:
+    """From a record to the key of its row; one that has none shares it with the others that have none."""
+
+    def key(record: Any) -> Hashable:
+        try:
+            fields = row(record, columns)
+        except PermanentError:
+            return None
+        found = tuple(fields.get(name) for name in names)
+        try:
+            hash(found)
+        except TypeError:
+            return repr(found)
+        return found
+
+    return key
 
 
 def _named(values: Sequence[Any], columns: Sequence[str] | None) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from batchqueue_async.errors import ConfigError, PermanentError
+from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks._shared import tls as tls_options
 from batchqueue_async.sinks._shared.extras import require
-from batchqueue_async.sinks._shared.records import row
+from batchqueue_async.sinks._shared.records import row_key
 from batchqueue_async.sinks._shared.secrets import Secret, redacted
 from batchqueue_async.sinks.base import SinkNeeds
 from batchqueue_async.sinks.postgres.client import Connections, connect, is_of_schema, translate_error
@@ -20,7 +20,7 @@ from batchqueue_async.sinks.postgres.table import SchemaMode, Table
 from batchqueue_async.sinks.postgres.writing import BatchWrite, PostgresTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from batchqueue_async.sinks._shared.tls import TlsOption
@@ -47,6 +47,7 @@ class PostgresSink:
     """
 
     concurrent = True
+    replaces = True
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class PostgresSink:
         self.retryable = frozenset(retryable)
         self.needs = SinkNeeds(
             ordering="key" if self.upsert_on else "any",
-            key=_key_of(self.upsert_on, self.columns) if self.upsert_on else None,
+            key=row_key(self.upsert_on, self.columns) if self.upsert_on else None,
             concurrency=connections,
             idempotent=True,
             atomic=True,
@@ -327,21 +328,3 @@ class PostgresSink:
         finally:
             if not was_open:
                 await self.close()
-
-
-def _key_of(names: Sequence[str], columns: Sequence[str] | None) -> Callable[[Any], Hashable]:
-    """From a record to the key of its row; one that has none shares it with the others that have none."""
-
-    def key(record: Any) -> Hashable:
-        try:
-            fields = row(record, columns)
-        except PermanentError:
-            return None
-        found = tuple(fields.get(name) for name in names)
-        try:
-            hash(found)
-        except TypeError:
-            return repr(found)
-        return found
-
-    return key

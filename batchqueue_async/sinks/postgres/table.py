@@ -560,6 +560,11 @@ class Table:
         )
         self._stages[connection] = _Stage(name, columns, number)
 
+    async def clear(self, connection: Connection) -> None:
+        """Remove all rows; readers see them until the commit. Needs a transaction."""
+        if await self.find(connection):
+            await connection.execute(f"DELETE FROM {self.quoted}")  # noqa: S608 - quoted
+
     def forget(self, connection: Connection) -> None:
         """Look at everything again: a transaction in which it may have been made was undone."""
         self.columns = None

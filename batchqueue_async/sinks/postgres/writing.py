@@ -219,6 +219,11 @@ class PostgresTransaction:
         async with self._whole():
             await self._table.declare(self._connection, schema)
 
+    async def clear(self) -> None:
+        """Remove all rows of the table; they are there for others until the commit."""
+        async with self._whole():
+            await self._table.clear(self._connection)
+
     async def send(self, batch: Sequence[Any]) -> SendResult:
         """Write records; nobody sees them before the commit."""
         async with self._whole():

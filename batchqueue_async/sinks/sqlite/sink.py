@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from batchqueue_async.errors import ConfigError, PermanentError
 from batchqueue_async.sinks._shared.declared import columns_of
+from batchqueue_async.sinks._shared.records import row_key
 from batchqueue_async.sinks._shared.staging import Staging
 from batchqueue_async.sinks._shared.thread import SinkThread
 from batchqueue_async.sinks.base import BatchKey, SendResult, SinkNeeds
@@ -49,7 +50,7 @@ class SqliteSink:
     """
 
     concurrent = False  # a file has one writer
-    needs = SinkNeeds(concurrency=1, idempotent=True, atomic=True)
+    replaces = True
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class SqliteSink:
         columns: Sequence[str] | None = None,
         busy_timeout: float = 30.0,
         schema: SchemaMode = "strict",
+        upsert_on: Sequence[str] = (),
     ) -> None:
         """Say which table of which file.
 
@@ -70,6 +72,7 @@ class SqliteSink:
             schema: what is done with values that a column would change, and with columns that the table has not:
                 "strict" refuses their records, "widen" makes the column one that keeps any value, as long as the table
                 has nothing but plain columns, "add" does that and adds columns.
+            upsert_on: the columns of a unique constraint by which a row that is there is replaced; a new table gets it.
         """
         if not table or table in RESERVED:
             raise ConfigError(f"SQLite sink: table={table!r} is {'reserved' if table else 'empty'}; name another")
@@ -82,15 +85,24 @@ class SqliteSink:
         self.schema: SchemaMode = schema
         self.columns = columns
         self.busy_timeout = busy_timeout
+        self.upsert_on = tuple(upsert_on)
+        self.needs = SinkNeeds(
+            ordering="key" if self.upsert_on else "any",
+            key=row_key(self.upsert_on, columns) if self.upsert_on else None,
+            concurrency=1,
+            idempotent=True,
+            atomic=True,
+        )
         self._table = self._make_table(self.path)
         self._thread: SinkThread | None = None
         self._turn: asyncio.Lock
 
     def _make_table(self, path: Path) -> Table:
-        return Table(path, self.table, self.columns, self.busy_timeout, self.schema)
+        return Table(path, self.table, self.columns, self.busy_timeout, self.schema, upsert_on=self.upsert_on)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options: dict[str, Any] = {"columns": self.columns, "busy_timeout": self.busy_timeout, "schema": self.schema}
+        options["upsert_on"] = self.upsert_on
         return partial(type(self), str(self.path), self.table, **options), ()
 
     async def open(self) -> None:
@@ -203,7 +215,8 @@ class SqliteSink:
 
     def stage(self, attempt: Attempt) -> StagedTable:
         """A sink for one attempt: a file of its own, beside the database."""
-        return StagedTable(self._make_table(self._staging.file(attempt)), self._staging, attempt)
+        table = Table(self._staging.file(attempt), self.table, self.columns, self.busy_timeout, self.schema)
+        return StagedTable(table, self._staging, attempt)
 
     async def publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
         """Copy the attempts' rows into the table, and note the batch, in one transaction."""
@@ -262,6 +275,10 @@ class SqliteTransaction:
     async def send(self, batch: Sequence[Any]) -> None:
         """Insert records; nobody sees them before the commit."""
         await self._thread.run(self._table.insert, batch)
+
+    async def clear(self) -> None:
+        """Remove all rows of the table; they are there for others until the commit."""
+        await self._thread.run(self._table.clear)
 
     async def commit(self) -> None:
         """Note the batch and commit all of it."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
@@ -85,11 +86,14 @@ class Table:
         columns: Sequence[str] | None,
         busy_timeout: float,
         mode: SchemaMode = "strict",
+        *,
+        upsert_on: tuple[str, ...] = (),
     ) -> None:
         self.path = path
         self.name = name
         self.busy_timeout = busy_timeout
         self.mode: SchemaMode = mode
+        self.upsert_on = upsert_on
         self.columns: tuple[str, ...] | None = None
         self._wanted = tuple(columns) if columns is not None else None
         self._connection: sqlite3.Connection | None = None
@@ -176,8 +180,21 @@ class Table:
         if refused:
             first = min(refused)
             raise PermanentError(str(refused[first]), error_type="refused", culprits=sorted(refused))
-        for rows in checked:
+        for rows in self._in_order(checked):
             self.insert_tuples(rows.names, rows.values)
+
+    def _in_order(self, found: Sequence[Rows]) -> Iterator[Rows]:
+        """The rows, so that the last record of a key is the one that stays, also where records differ in columns."""
+        if not self.upsert_on or len(found) == 1:
+            yield from found
+            return
+        entries: list[tuple[int, int, int]] = sorted(
+            (place, group, at) for group, rows in enumerate(found) for at, place in enumerate(rows.places)
+        )
+        for _, run in groupby(entries, key=_group_of):
+            same = list(run)
+            rows = found[same[0][1]]
+            yield Rows(rows.names, [rows.values[at] for _, _, at in same], [place for place, _, _ in same])
 
     def insert_checked(self, columns: Sequence[str], tuples: Sequence[Sequence[Any]]) -> None:
         """Insert values of the given columns, unless one of them would be changed. Needs a transaction.
@@ -197,19 +214,47 @@ class Table:
         """Insert values of the given columns. Needs a transaction."""
         marks = ", ".join("?" * len(columns))
         statement = f"INSERT INTO {quoted(self.name)} ({_list(columns)}) VALUES ({marks})"  # noqa: S608 - quoted
+        if self.upsert_on:
+            others = [quoted(each) for each in columns if each not in self.upsert_on]
+            changes = ", ".join(f"{each} = excluded.{each}" for each in others)
+            statement += f" ON CONFLICT ({_list(self.upsert_on)}) DO " + (
+                f"UPDATE SET {changes}" if changes else "NOTHING"
+            )
         with self._errors():
             self.connection.executemany(statement, tuples)
+
+    def clear(self) -> None:
+        """Remove all rows. Needs a transaction."""
+        if self.columns is not None:
+            with self._errors():
+                self.connection.execute(f"DELETE FROM {quoted(self.name)}")  # noqa: S608 - quoted
 
     def create(self, columns: Mapping[str, str]) -> None:
         """Make the table, unless it exists. Needs a transaction."""
         if self.columns is None:
-            described = ", ".join(f"{quoted(name)} {kind}".rstrip() for name, kind in columns.items())
+            described = [
+                f"{quoted(name)} {kind}".rstrip() + (" NOT NULL" if name in self.upsert_on else "")
+                for name, kind in columns.items()
+            ]
+            if self.upsert_on:
+                self._check_keys(columns)
+                # Not a primary key: one of a single whole number would be SQLite's own number of the row.
+                described.append(f"UNIQUE ({_list(self.upsert_on)})")
             with self._errors():
-                self.connection.execute(f"CREATE TABLE {quoted(self.name)} ({described})")
+                self.connection.execute(f"CREATE TABLE {quoted(self.name)} ({', '.join(described)})")
             self.columns = tuple(columns)
         unknown = [name for name in columns if name not in self.columns]
         if unknown:
             raise self._no_column(unknown[0])
+
+    def _check_keys(self, columns: Iterable[str]) -> None:
+        names = list(columns)
+        missing = [name for name in self.upsert_on if name not in names]
+        if missing:
+            raise ConfigError(
+                f"SQLite sink {str(self.path)!r}, table {self.name!r}: upsert_on={list(self.upsert_on)}, and the rows "
+                f"have no column {missing[0]!r}, only {names}; correct upsert_on, or add the column to the rows"
+            )
 
     def declare(self, columns: Mapping[str, str]) -> None:
         """See to it that there is a table for columns of these types, as far as `mode` allows. Needs a transaction."""
@@ -266,9 +311,17 @@ class Table:
         if unknown:
             refused |= dict.fromkeys(rows.places, self._no_column(unknown[0]))
             return rows._replace(values=[], places=[])
+        absent = [name for name in self.upsert_on if name not in rows.names]
+        if absent:
+            refused |= dict.fromkeys(rows.places, self._no_key(absent[0]))
+            return rows._replace(values=[], places=[])
         kinds = self._affinities()
         columns: list[Sequence[Any]] = []
         for name, values in _columns_of(rows):
+            if name in self.upsert_on and None in values:
+                refused |= {
+                    place: self._no_key(name) for place, value in zip(rows.places, values, strict=True) if value is None
+                }
             column = values if set(map(type, values)) <= _PLAIN else self._plain_values(rows, values, refused)
             if not _keeps(kinds.get(name, ""), column):
                 kinds = self._suit(rows, name, column, kinds, refused)
@@ -325,6 +378,12 @@ class Table:
 
     def _affinities(self) -> dict[str, str]:
         return {name: kind.upper() for name, kind in self.schema().items()}
+
+    def _no_key(self, name: str) -> PermanentError:
+        return PermanentError(
+            f"SQLite sink {str(self.path)!r}: a record has no {name!r}, by which table {self.name!r} is upserted",
+            error_type="refused",
+        )
 
     def _no_column(self, name: str) -> PermanentError:
         return PermanentError(
@@ -385,6 +444,10 @@ class Table:
                     f"{where}: {error}; the same batch may succeed later", error_type="server"
                 ) from error
             raise PermanentError(f"{where}: {error}") from error
+
+
+def _group_of(entry: tuple[int, int, int]) -> int:
+    return entry[1]
 
 
 def _touch(path: Path) -> None:
