@@ -77,6 +77,6 @@ def error_for(code: int, where: str, text: str, retryable: frozenset[int] = froz
     if code in _LATER:
         return RetryableError(said, error_type=_KINDS.get(code, "server"))
     row = _ROW.search(text)
-    if code in _RECORD or row:  # whatever its code, it is about a row where it names one
+    if code in _RECORD or row:  # where it names a row it is about that row, by any code
         return PermanentError(said, error_type="refused", culprits=() if row is None else (int(row[1]) - 1,))
     return None
