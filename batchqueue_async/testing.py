@@ -439,19 +439,19 @@ async def check_sink(
 ) -> None:
     """Check that a sink keeps to what `sinks.base` asks of one, against a real destination.
 
-    | rule | what is checked |
-    |---|---|
-    | `shape` | its methods are there and async, `concurrent` and `needs` are what they should be |
-    | `life` | `close` before `open` and twice, `check`, and another `open` after `close` |
-    | `sends` | each record has arrived when `send` returns; the batch stays as it was; what `send` returns |
-    | `records` | a bad record is refused alone and by its place, and its neighbours arrive |
-    | `prepare` | what `prepare` makes in threads, while sends are under way, arrives |
-    | `keys` | records with keys arrive, and once where the sink says so |
-    | `overlap` | sends at once, where it is `concurrent` |
-    | `cancelling` | a cancelled send ends, and later ones arrive |
-    | `transactions` | a batch is in at its commit, once, and what was rolled back never |
-    | `staging` | what is published is in once, and what was only staged never |
-    | `away` | an outage raises what the exporter repeats |
+    The rules, and what each checks:
+
+    - `shape`: its methods are there and async, `concurrent` and `needs` are what they should be
+    - `life`: `close` before `open` and twice, `check`, and another `open` after `close`
+    - `sends`: each record has arrived when `send` returns; the batch stays as it was; what `send` returns
+    - `records`: a bad record is refused alone and by its place, and its neighbours arrive
+    - `prepare`: what `prepare` makes in threads, while sends are under way, arrives
+    - `keys`: records with keys arrive, and once where the sink says so
+    - `overlap`: sends at once, where it is `concurrent`
+    - `cancelling`: a cancelled send ends, and later ones arrive
+    - `transactions`: a batch is in at its commit, once, and what was rolled back never
+    - `staging`: what is published is in once, and what was only staged never
+    - `away`: an outage raises what the exporter repeats
 
     After each of them no task may be left. A sink that does not say whether it is `concurrent` is warned of.
 
