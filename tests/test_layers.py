@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "export.send_queue",
         "export.delivery",
     ),
+    "intake": (*_CORE, "queue", "sinks", "sinks._shared", "export", "export.control"),
     "testing": (*_CORE, "fault_proxy", "queue", "sinks"),
     "spark": (
         *_CORE,
