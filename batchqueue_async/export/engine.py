@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchqueue_async._support import log
+from batchqueue_async._support.log import describe
 from batchqueue_async.errors import QueueClosedError
 from batchqueue_async.export.control.backoff import Backoff, Budget
 from batchqueue_async.export.control.concurrency import EWMA, Scaler, moved
@@ -15,6 +16,7 @@ from batchqueue_async.export.delivery.context import ExportContext
 from batchqueue_async.export.delivery.dead_letters import DeadLetters
 from batchqueue_async.export.delivery.failover import Failover
 from batchqueue_async.export.delivery.kept import KeptBatches
+from batchqueue_async.export.delivery.lease_keeper import LeaseKeeper
 from batchqueue_async.export.delivery.pipeline import Pipeline
 from batchqueue_async.export.delivery.puller import Puller
 from batchqueue_async.export.delivery.sender import BatchSender
@@ -49,8 +51,6 @@ _RESERVED = 0.05
 _LEAST_END = 0.25
 _KEPT_LEAST = 64
 _LOOK = 1.0
-# How often in the time of a lease the leases of batches that wait are extended.
-_EXTENSIONS = 3
 
 
 class ShutdownTimes(NamedTuple):
@@ -93,6 +93,7 @@ class Engine:
         failover: the failover queue, if there is one.
         pipeline: the stages, if there are any.
         kept: batches that wait for their repetition as they are.
+        keeper: what keeps the leases of batches that wait.
         puller: what takes batches out of the send queue.
         sender: what brings them to the sink.
         lifecycle: the sink's life.
@@ -116,9 +117,8 @@ class Engine:
         self._failing_over: asyncio.Task[None] | None = None
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._watching: asyncio.TimerHandle | None = None
-        self._extending: asyncio.TimerHandle | None = None
         self._closed = False
-        self.waiters = DeliveryWaiters()
+        self.waiters = DeliveryWaiters(on_disk=config.path is not None)
         self.kept = KeptBatches(max(_KEPT_LEAST, 4 * self._most_sends))
         self.disk: DiskQueue | None = None
         self.pipeline: Pipeline | None = None
@@ -128,6 +128,7 @@ class Engine:
         self.sender: BatchSender
         self.lifecycle: SinkLifecycle
         self.dead_letters: DeadLetters
+        self.keeper: LeaseKeeper
 
     # -- the beginning -------------------------------------------------------------------------------------------
 
@@ -168,6 +169,7 @@ class Engine:
         now = self._loop.time()
         together, strict = is_kept_together(self._sink)
         self.rate = SendRate(config.rate, now)
+        self.keeper = LeaseKeeper(self._loop, None if self.disk is None else self.disk.lease_time, self.kept)
         context = ExportContext(
             loop=self._loop,
             name=self._name,
@@ -176,6 +178,7 @@ class Engine:
             queue=self.queue,
             gate=self.gate,
             rate=self.rate,
+            keeper=self.keeper,
             backoff=Backoff(config.retry, self._random),
             budget=None if config.retry.budget is None else Budget(config.retry.budget, now),
             counts=self.counts,
@@ -241,15 +244,7 @@ class Engine:
 
     def _kept_added(self) -> None:
         self.puller.ring()  # a wait for records must end when this batch is due
-        if self.disk is not None and self._extending is None and not self._closed:
-            self._extending = self._loop.call_later(self.disk.lease_time / _EXTENSIONS, self._extend_kept)
-
-    def _extend_kept(self) -> None:
-        """In a long outage batches wait for longer than the time of a lease."""
-        self._extending = None
-        if self.kept:
-            self.kept.extend_all()
-            self._kept_added()
+        self.keeper.arm()
 
     def _note_latency(self, seconds: float, records: int) -> None:
         self.counts.latency = moved(self.counts.latency, seconds, self._alpha)
@@ -280,8 +275,15 @@ class Engine:
         while policy is not None and failover is not None:
             await asyncio.sleep(policy.interval)
             for _ in range(policy.drain):
-                if not failover or puller.active >= self._limit() or not await self._fail_over_one(failover):
+                if not failover or puller.active >= self._limit() or not await self._fail_over_safely(failover):
                     break
+
+    async def _fail_over_safely(self, failover: Failover) -> bool:
+        try:
+            return await self._fail_over_one(failover)
+        except Exception as error:  # noqa: BLE001 - a bug, of ours or in a class of the sink's: the next look is as good
+            log.error("export_delivery_failed", exporter=self._name, **describe(error))
+            return False
 
     async def _fail_over_one(self, failover: Failover) -> bool:
         """Whether another entry may be sent."""
@@ -322,7 +324,7 @@ class Engine:
 
     def watch(self) -> None:
         """Look from time to time, as long as somebody waits: a disk drops what is too old without saying so."""
-        if self.disk is not None and self._watching is None:
+        if self.disk is not None and self._watching is None and not self._closed:
             self._watching = self._loop.call_later(_LOOK, self._look)
 
     def _look(self) -> None:
@@ -378,9 +380,9 @@ class Engine:
     async def close(self, end: ShutdownTimes) -> tuple[list[Any], int]:
         """Close everything: the records that are left over, without a disk; and how many stay on it."""
         self._closed = True
-        for timer in (self._watching, self._extending):
-            if timer is not None:
-                timer.cancel()
+        self.keeper.close()
+        if self._watching is not None:
+            self._watching.cancel()
         if self.pipeline is not None:
             self.pipeline.close()
         on_disk = 0

@@ -200,15 +200,15 @@ class Exporter:
         waiter = DeliveryWaiter(self._loop.create_future())
         placed: list[Placed] = []
         failures: list[Failure] = []
-        engine.waiters.begin()
+        mark = engine.waiters.begin(engine.queue.next_seq)
         try:
             await self._put(batch, placed)
         except DeliveryError as error:
             failures += error.failures  # the others are kept, and are waited for
         except BaseException:
-            engine.waiters.began(None, ())
+            engine.waiters.began(mark, None, ())
             raise
-        engine.waiters.began(waiter, placed)
+        engine.waiters.began(mark, waiter, placed)
         engine.watch()
         engine.puller.hurry += 1
         engine.puller.ring()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import tracemalloc
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from itertools import count
@@ -17,6 +18,7 @@ import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey, needs_of
 from batchqueue_async.sinks.postgres import PostgresSink
 from batchqueue_async.sinks.postgres import types as postgres_types
+from batchqueue_async.sinks.postgres.ledger import multirange
 
 pytestmark = pytest.mark.real_time
 _names = count()
@@ -326,3 +328,34 @@ async def test_x_1_a_column_that_is_dropped_and_added_with_another_type_gets_the
     postgres.sql(f"ALTER TABLE {table} DROP v, ADD v numeric")
     assert (await sink.send([{"v": 6, "w": 2}])).rejected == {}
     assert postgres.sql(f"SELECT v FROM {table} WHERE w = 2") == ["6"]
+
+
+@pytest.mark.timeout(60)
+async def test_x_36_a_batch_over_two_runs_of_a_queue_is_noted_by_its_numbers_alone(postgres, make, table):
+    tracemalloc.start()
+    try:
+        sink = await make()
+        far = 1 << 40
+        keys = [f"q/{number}" for number in (1, 2, 3, far, far + 1, far + 3)]
+        await sink.send_keyed([{"id": each} for each in range(6)], keys)
+        result = await sink.send_keyed([{"id": each} for each in range(6)], keys)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert result.skipped == 6
+    assert postgres.sql(f"SELECT id FROM {table} ORDER BY id") == [str(each) for each in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], "{}"),
+        ([5], "{[5,6)}"),
+        ([7, 1, 2, 3], "{[1,4),[7,8)}"),
+        ([1, 1, 3], "{[1,2),[3,4)}"),
+        ([1, 2, 2, 3], "{[1,4)}"),
+        ([0, 1 << 60], f"{{[0,1),[{1 << 60},{(1 << 60) + 1})}}"),
+    ],
+)
+def test_x_36_numbers_as_ranges(numbers, text):
+    assert multirange(numbers) == text

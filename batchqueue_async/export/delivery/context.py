@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from batchqueue_async.export.control.backoff import Backoff, Budget
     from batchqueue_async.export.control.rate import SendRate
     from batchqueue_async.export.control.send_gate import SendGate, SendPermit
+    from batchqueue_async.export.delivery.lease_keeper import LeaseKeeper
     from batchqueue_async.export.send_queue.attempt_log import AttemptLog
     from batchqueue_async.export.send_queue.protocol import SendQueue
     from batchqueue_async.export.stats import Counters
@@ -35,6 +36,7 @@ class ExportContext:
         queue: the send queue.
         gate: whether anything may be sent.
         rate: how fast.
+        keeper: what keeps the leases of batches that wait on our side.
         backoff: when again.
         budget: how often again; None sets no bound.
         counts: what has been counted.
@@ -53,6 +55,7 @@ class ExportContext:
     queue: SendQueue
     gate: SendGate
     rate: SendRate
+    keeper: LeaseKeeper
     backoff: Backoff
     budget: Budget | None
     counts: Counters

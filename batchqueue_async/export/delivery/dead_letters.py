@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections import deque
 from itertools import groupby
@@ -52,7 +53,10 @@ class DeadLetters:
             if self.forward is None:
                 gone = await batch.dead_letter(why, places)
             else:
-                await self.forward([{"exporter": context.name, "reason": why, "record": record} for record in records])
+                async with asyncio.timeout(context.config.send_timeout):
+                    await self.forward(
+                        [{"exporter": context.name, "reason": why, "record": record} for record in records]
+                    )
                 gone = await batch.ack(places)
                 context.counts.forwarded += gone
         except Exception as error:  # noqa: BLE001 - a disk that is full, a destination that is not open: kept meanwhile
@@ -101,6 +105,8 @@ class DeadLetters:
         try:
             answer = self._context.config.on_dead_letter(records, why)
             if inspect.isawaitable(answer):
-                await answer
+                # One that hangs must not take a worker for ever: the good records are behind it.
+                async with asyncio.timeout(self._context.config.send_timeout):
+                    await answer
         except Exception as error:  # noqa: BLE001 - the user's function: what it misses is in the log
             log.error("on_dead_letter_failed", exporter=self._context.name, **describe(error))

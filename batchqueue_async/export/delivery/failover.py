@@ -27,6 +27,14 @@ class FailoverEntry(Batch):
         self.delivered = 0
         self.lowest = min(numbers)
 
+    @classmethod
+    def of(cls, batch: Batch, places: Sequence[int]) -> FailoverEntry:
+        """Records of another batch; those that were prepared are known as they were handed over, too."""
+        entry = cls(batch.take(places), [batch.numbers[place] for place in places], batch.enqueued_ns)
+        if batch.originals is not None:
+            entry.originals = batch.take_originals(places)
+        return entry
+
     def attempts_by_place(self) -> list[int]:
         """None: its attempts are over, and here nothing counts them."""
         return [0] * len(self)
@@ -81,11 +89,7 @@ class FailoverEntry(Batch):
             for place in parts[-1]:
                 del self.left[place]
         parts.append(sorted(self.left))
-        return [
-            FailoverEntry([self.records[at] for at in part], [self.numbers[at] for at in part], self.enqueued_ns)
-            for part in parts
-            if part
-        ]
+        return [FailoverEntry.of(self, part) for part in parts if part]
 
 
 class Failover:
@@ -122,9 +126,7 @@ class Failover:
 
     def add(self, batch: Batch, places: Sequence[int]) -> list[int]:
         """Keep the records at these places of a batch; the numbers of those that had to make room."""
-        self._enter(
-            FailoverEntry(batch.take(places), [batch.numbers[place] for place in places], batch.enqueued_ns), last=True
-        )
+        self._enter(FailoverEntry.of(batch, places), last=True)
         gone: list[int] = []
         while len(self._entries) > self._policy.max_entries or self.size > self._policy.max_bytes:
             old = self._leave()
@@ -165,7 +167,7 @@ class Failover:
     def take_all(self) -> list[Any]:
         """Empty it: for the report of a shutdown."""
         self.put_back()
-        records = [record for entry in self._entries for record in entry.records]
+        records = [record for entry in self._entries for record in entry.take_originals(range(len(entry)))]
         self._entries.clear()
         self._lowest.clear()
         self._records = self.size = 0

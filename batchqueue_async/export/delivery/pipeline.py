@@ -63,6 +63,19 @@ class Pipeline:
                 await batch.nack(0.0, reason="cut_off", counted=False)
 
     async def _stages(self, batch: LeasedBatch, permit: SendPermit) -> None:
+        with self._context.keeper.holding(batch):
+            await self._until_a_sender(batch)
+        try:
+            gate, now = self._context.gate, self._context.now()
+            given = permit if gate.is_valid(permit, now) else gate.acquire(now)
+            if given is not None:
+                await self._deliver(batch, given)
+            else:
+                await self._put_back(batch)
+        finally:
+            self._senders.release()
+
+    async def _until_a_sender(self, batch: LeasedBatch) -> None:
         async with self._preparers:
             self.preparing += 1
             try:
@@ -78,15 +91,6 @@ class Pipeline:
         finally:
             self.waiting -= 1
             self._channel.release()
-        try:
-            gate, now = self._context.gate, self._context.now()
-            given = permit if gate.is_valid(permit, now) else gate.acquire(now)
-            if given is not None:
-                await self._deliver(batch, given)
-            else:
-                await self._put_back(batch)
-        finally:
-            self._senders.release()
 
     def _make(self, batch: LeasedBatch) -> None:
         """In a thread: from what is in the queue to what is sent."""

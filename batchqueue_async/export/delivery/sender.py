@@ -100,7 +100,7 @@ class BatchSender:
             if given is None:
                 given = context.gate.acquire(context.now())
             if given is not None and not context.rate.unlimited:
-                given = await self._wait_for_turn(batch.weight * plan.size // len(batch), given)
+                given = await self._wait_for_turn(batch, batch.weight * plan.size // len(batch), given)
             if given is None:
                 await self._put_off(batch, plan, plan.next(), "gate_closed")
                 return
@@ -150,14 +150,15 @@ class BatchSender:
         gone = {*over, *batch.broken}
         return [[place] for place in range(len(batch)) if place not in gone]
 
-    async def _wait_for_turn(self, size: int, permit: SendPermit) -> SendPermit | None:
+    async def _wait_for_turn(self, batch: Batch, size: int, permit: SendPermit) -> SendPermit | None:
         """Wait as long as the pace asks for a send of so many bytes; what leave there is then."""
         context = self._context
         wait = context.rate.reserve(context.now(), size)
         if wait <= 0:
             return permit
         try:
-            await asyncio.sleep(wait)
+            with context.keeper.holding(batch):
+                await asyncio.sleep(wait)
         except BaseException:
             context.gate.release(permit)
             raise
@@ -179,8 +180,12 @@ class BatchSender:
         numbers = batch.numbers_at(places)
         if attempts.crashes and any(attempts.crashes.get(number, 0) >= _SUSPECT for number in numbers):
             # Alone, so that no other record is under way when it ends the process again.
-            async with self._alone:
+            with context.keeper.holding(batch):
+                await self._alone.acquire()
+            try:
                 return await self._noted(batch, places, permit, numbers)
+            finally:
+                self._alone.release()
         return await self._noted(batch, places, permit, numbers)
 
     async def _noted(

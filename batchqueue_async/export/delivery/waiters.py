@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from batchqueue_async.errors import ItemDroppedError, PermanentError
+from batchqueue_async.export.send_queue.sorted_items import SortedItems
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Generator, Iterable, Sequence
 
     from batchqueue_async.export.send_queue.protocol import Placed
+
+_EARLY_LEAST = 1_000
 
 
 class DeliveryWaiter:
@@ -37,43 +41,80 @@ class DeliveryWaiter:
 
 
 class DeliveryWaiters:
-    """All calls that wait. While there is none it costs nothing."""
+    """All calls that wait. While there is none it costs nothing.
 
-    def __init__(self) -> None:
+    Args:
+        on_disk: whether the queue drops records without saying so, so that `dropped_below` is to find them.
+    """
+
+    def __init__(self, *, on_disk: bool = False) -> None:
         self._by_number: dict[int, DeliveryWaiter] = {}
-        self._beginning = 0
-        # What was settled while a call did not know its numbers yet.
+        # Of the calls that are putting their records, the lowest number that each may get.
+        self._beginning = SortedItems[tuple[int, int]]()
+        self._calls = 0
+        # What was settled while a call did not know its numbers yet, from the lowest of those on.
         self._early: dict[int, str | None] = {}
+        self._early_most = _EARLY_LEAST
         # What the queue may have let go of already, and whose end is about to be reported.
         self._settling: set[int] = set()
+        # What calls wait for, lowest first; what was settled since is still in it.
+        self._on_disk = on_disk
+        self._ranges: list[tuple[int, int]] = []
+        self._closed: BaseException | None = None
 
     def __bool__(self) -> bool:
         return bool(self._by_number or self._beginning)
 
-    def begin(self) -> None:
-        """A call is about to put its records."""
-        self._beginning += 1
+    def begin(self, next_number: int) -> tuple[int, int]:
+        """A call is about to put its records, whose numbers are not below this; what `began` takes."""
+        self._calls += 1
+        mark = next_number, self._calls
+        self._beginning.add(mark)
+        return mark
 
-    def began(self, waiter: DeliveryWaiter | None, placed: Iterable[Placed]) -> None:
+    def began(self, mark: tuple[int, int], waiter: DeliveryWaiter | None, placed: Iterable[Placed]) -> None:
         """It has, and these are their numbers; or there is no call to wait any more."""
         if waiter is not None:
-            for places, numbers in placed:
-                for place, number in zip(places, numbers, strict=True):
-                    waiter.left[number] = place
-                    self._by_number[number] = waiter
-            for number in list(waiter.left):
-                if number in self._early:
-                    self._settle(number, self._early[number])
-            if not waiter.left and not waiter.future.done():
-                waiter.future.set_result(None)
-        self._beginning -= 1
+            self._enter(waiter, placed)
+        self._beginning.remove(mark)
+        self._forget_early()
+
+    def _enter(self, waiter: DeliveryWaiter, placed: Iterable[Placed]) -> None:
+        if not self._by_number:
+            self._ranges.clear()
+        for places, numbers in placed:
+            for place, number in zip(places, numbers, strict=True):
+                waiter.left[number] = place
+                self._by_number[number] = waiter
+            if self._on_disk and numbers:
+                heappush(self._ranges, (numbers.start, numbers.stop))
+        for number in list(waiter.left):
+            if number in self._early:
+                self._settle(number, self._early[number])
+        if waiter.future.done():
+            return
+        if not waiter.left:
+            waiter.future.set_result(None)
+        elif self._closed is not None:
+            # The put was confirmed by a disk that took longer than the shutdown.
+            self.forget(waiter)
+            waiter.future.set_exception(self._closed)
+
+    def _forget_early(self) -> None:
+        """Forget what no call can ask for any more; some of it may stay for a while, so that this costs little."""
         if not self._beginning:
             self._early.clear()
+            self._early_most = _EARLY_LEAST
+        elif len(self._early) > self._early_most:
+            lowest = self._beginning.first[0]
+            self._early = {number: why for number, why in self._early.items() if number >= lowest}
+            self._early_most = 2 * len(self._early) + _EARLY_LEAST
 
     def settled(self, numbers: Sequence[int], why: str | None) -> None:
         """Records were delivered, or not, for this reason."""
         if self._beginning:
-            self._early.update(dict.fromkeys(numbers, why))
+            lowest = self._beginning.first[0]
+            self._early.update((number, why) for number in numbers if number >= lowest)
         if self._by_number:
             for number in numbers:
                 self._settle(number, why)
@@ -97,11 +138,19 @@ class DeliveryWaiters:
 
     def dropped_below(self, oldest: int | None) -> None:
         """All numbers below this are settled: those that nobody reported were dropped by the queue's bounds."""
-        gone = [
-            number for number in self._by_number if (oldest is None or number < oldest) and number not in self._settling
-        ]
-        for number in gone:
-            self._settle(number, "dropped")
+        later: list[tuple[int, int]] = []
+        while self._ranges and (oldest is None or self._ranges[0][0] < oldest):
+            low, end = heappop(self._ranges)
+            high = end if oldest is None else min(end, oldest)
+            for number in range(low, high):
+                if number not in self._settling:
+                    self._settle(number, "dropped")
+                elif number in self._by_number:
+                    later.append((number, number + 1))
+            if high < end:
+                later.append((high, end))
+        for each in later:
+            heappush(self._ranges, each)
 
     def forget(self, waiter: DeliveryWaiter) -> None:
         """The call does not wait any more."""
@@ -110,6 +159,7 @@ class DeliveryWaiters:
 
     def close(self, error: BaseException) -> None:
         """Nothing more is delivered."""
+        self._closed = error
         for waiter in set(self._by_number.values()):
             if not waiter.future.done():
                 waiter.future.set_exception(error)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 NAME = "sending.log"
 _MOST_BYTES = 256 << 10
 _MOST_CARRIED = 100_000
+# Sends after which a log that could not be written is tried again: a full disk has room again some time.
+_TRY_AGAIN = 100
 
 
 class Interrupted(NamedTuple):
@@ -60,7 +62,8 @@ class AttemptLog:
         # By the number of a send: its records, as text, and how often they were sent before.
         self._open: dict[int, tuple[str, int]] = {}
         self._kept: dict[int, tuple[str, int]] = {}
-        self._next = 0
+        self._next = self._again = 0
+        self._ended = False
         # Bytes of the file, and of what was left of it when it was written anew.
         self._size = self._written = 0
         self.crashes: dict[int, int] = {}
@@ -77,10 +80,13 @@ class AttemptLog:
     def started(self, numbers: Sequence[int], repeats: int = 0, after: int = 0) -> int:
         """Records are about to be sent, instead of what `after` says of them; the number of this send."""
         self._next += 1
+        text = _text_of(numbers)
+        self._open[self._next] = text, repeats
         if self._descriptor is not None:
-            text = _text_of(numbers)
-            self._open[self._next] = text, repeats
             self._append(f"S {self._next} {text} {repeats}\n")
+        elif self._next >= self._again and not self._ended:
+            self._again = self._next + _TRY_AGAIN
+            self._rewrite()
         if after:
             self.ended(after)
         return self._next
@@ -114,6 +120,7 @@ class AttemptLog:
 
     def close(self) -> None:
         """The process is well; what is still being sent nobody waits for, nor knows what comes of it."""
+        self._ended = True
         self._kept = dict(sorted((self._kept | self._open).items()))
         self._open.clear()
         self._rewrite()
@@ -176,7 +183,8 @@ class AttemptLog:
         except OSError as error:
             log.warning("attempt_log_failed", path=str(self._path), **describe(error))
             os.close(self._descriptor)
-            self._descriptor = None  # a full disk: the sends go on, uncounted
+            self._descriptor = None  # a full disk: the sends go on, uncounted for a while
+            self._again = self._next + _TRY_AGAIN
 
 
 def _count(rest: list[str]) -> int:

@@ -314,7 +314,7 @@ def durable_config(config: ExportConfig) -> DurableConfig:
     # The exporter settles all that it leases; the time of a lease is only for a sink that never comes back.
     waits = 2 if config.split is None else 2 + config.split.channel // config.split.sender_count
     # A batch that is kept together for its repetition stays leased for its delay.
-    longest = waits * config.send_timeout + 2 * config.retry.max_delay
+    longest = waits * config.send_timeout + 2 * config.retry.max_delay + config.batch.linger
     durable = replace(
         config.durable,
         lease_timeout=max(config.durable.lease_timeout, longest),

@@ -92,7 +92,8 @@ def multirange(numbers: Iterable[int]) -> str:
         '{[1,4),[7,8)}'
     """
     ordered = sorted(numbers)
-    if ordered and ordered == list(range(ordered[0], ordered[-1] + 1)):  # as an exporter's usually are
+    # As an exporter's usually are; asked by their count first, since between two runs of one there are 2^28 numbers.
+    if ordered and ordered[-1] - ordered[0] == len(ordered) - 1 == len(set(ordered)) - 1:
         return f"{{[{ordered[0]},{ordered[-1] + 1})}}"
     ranges: list[list[int]] = []
     for number in ordered:
