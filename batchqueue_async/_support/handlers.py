@@ -16,7 +16,8 @@ from enum import Enum, auto
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple, get_origin
 
-from batchqueue_async._support.wording import clip, name_of
+from batchqueue_async._support.wording import clip, name_of, short
+from batchqueue_async.errors import ConfigError
 
 _AWAITABLE = re.compile(r"\b(?:Awaitable|Coroutine|CoroutineType|Future|Task)\b")
 _MISSING = object()
@@ -51,8 +52,27 @@ def method_of(value: object, name: str) -> Callable[..., Any] | None:
 
 
 def call_of(value: Any) -> Callable[..., Any]:
-    """What to call with the batches of a handler: its `consume`, or the handler itself."""
-    return method_of(value, "consume") or value
+    """What to call with the batches of a handler: its `consume`, or the handler itself.
+
+    Where that is not plainly a coroutine function, what it returns is looked at: if it can't be awaited, the error
+    names the handler.
+    """
+    consume = method_of(value, "consume")
+    function = consume or value
+    if inspect.iscoroutinefunction(function):
+        return function
+    name = name_of(value)
+    return functools.partial(_await_result, function, name if consume is None else f"{name}.consume")
+
+
+async def _await_result(function: Callable[..., Any], name: str, batch: list[Any]) -> Any:
+    result = function(batch)
+    if not inspect.isawaitable(result):
+        raise ConfigError(
+            f"handler {name} returned {short(result)}, which can't be awaited; "
+            f"make it async def, or wrap it: bq.in_thread({name})"
+        )
+    return await result
 
 
 def handler_problem(value: object) -> Unfit | None:
@@ -80,6 +100,20 @@ def handler_problem(value: object) -> Unfit | None:
         return Unfit(f"{subject}is an async generator function", "write an async def without yield")
     if not takes(function, 1):
         return Unfit(f"{subject}takes {_parameters(function)}, not one batch", "give it one parameter, the batch")
+    return next(filter(None, (_hook_problem(value, hook) for hook in ("on_idle", "on_close"))), None)
+
+
+def _hook_problem(value: object, name: str) -> Unfit | None:
+    """What keeps a handler's further method from being called, if it has it."""
+    hook = method_of(value, name)
+    if hook is None:
+        return None
+    if nature_of(hook) is Nature.PLAIN:
+        return Unfit(f"has an {name} that is not async, and would block the event loop", f"make it async def {name}")
+    if nature_of(hook) is Nature.GENERATOR:
+        return Unfit(f"has an {name} that is an async generator function", "write an async def without yield")
+    if not takes(hook, 0):
+        return Unfit(f"has an {name} that takes {_parameters(hook)}", f"make it async def {name}(self)")
     return None
 
 

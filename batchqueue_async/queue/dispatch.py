@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import math
 from contextlib import nullcontext, suppress
+from contextvars import copy_context
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
@@ -23,9 +24,11 @@ from batchqueue_async.config import Again, HandlerOptions
 from batchqueue_async.errors import RetryableError, UnhandledTypeError
 from batchqueue_async.queue.deadlock import acting_for
 from batchqueue_async.queue.limiter import CallLimiter
+from batchqueue_async.queue.own_context import has_left, restore_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from contextvars import Context
 
     from batchqueue_async.config import Handler, QueueConfig
     from batchqueue_async.queue.drain import DrainTask
@@ -336,6 +339,7 @@ class Dispatcher(Generic[T]):
         clock = drain.clock
         # Two looks at the clock cost as much as a small batch. A round of many calls is timed one time in eight.
         timed = 1 if len(calls) <= MANY_CALLS else 0 if drain.rounds % SAMPLED else SAMPLED
+        context = copy_context()
         began = clock()
         for index, (entry, items) in enumerate(calls):
             round_.call_index = index
@@ -370,7 +374,7 @@ class Dispatcher(Generic[T]):
                 else:
                     if timed:
                         entry.seconds += (clock() - began) * timed
-                    await self._not_handled(round_, entry, items, error)
+                    await self._not_handled(round_, entry, items, error, context)
                     began = clock()  # neither `on_error` nor a backoff is the handler's time
             else:
                 if not round_.abandoned:
@@ -387,6 +391,12 @@ class Dispatcher(Generic[T]):
             if drain.disturbed:
                 round_.call_index = index + 1
                 await drain.recover()  # raises if it was for the drain task, though the handler has swallowed it
+            try:  # `has_left`, written out
+                left = copy_context() != context
+            except Exception:  # noqa: BLE001 - the values are the user's, and so is their comparison
+                left = True
+            if left:
+                await restore_context(context)
 
     async def _call(self, drain: DrainTask[T], entry: HandlerEntry[T], items: list[T]) -> None:
         turns = entry.turns
@@ -428,7 +438,7 @@ class Dispatcher(Generic[T]):
         return f"{text}; it could not be ended, and returned after {took:.2f} s: it may have done its work"
 
     async def _not_handled(
-        self, round_: Round[T], entry: HandlerEntry[T], items: list[T], error: BaseException
+        self, round_: Round[T], entry: HandlerEntry[T], items: list[T], error: BaseException, context: Context
     ) -> None:
         """Call the handler again, as long as it or `on_error` asks for that and the limit allows it; else it failed.
 
@@ -447,6 +457,8 @@ class Dispatcher(Generic[T]):
                     break
             if not await self._backoff(round_, entry, len(items), error, attempt):
                 return
+            if has_left(context):
+                await restore_context(context)
             failure = await self._call_again(round_, entry, items)
             if failure is None:
                 return
@@ -634,6 +646,7 @@ class Dispatcher(Generic[T]):
     async def idle(self, drain: DrainTask[T]) -> None:
         """Call `on_idle` of every handler that is not in a call; stop at once when items arrive."""
         called: set[int] = set()
+        context = copy_context()
         for entry in list(self._idlers):
             if drain.ready or drain.closing:
                 return
@@ -643,6 +656,8 @@ class Dispatcher(Generic[T]):
             await self._idle_call(drain, entry, entry.on_idle)
             if drain.disturbed:
                 await drain.recover()
+            if has_left(context):
+                await restore_context(context)
 
     async def _idle_call(
         self, drain: DrainTask[T], entry: HandlerEntry[T], on_idle: Callable[[], Awaitable[object]]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from batchqueue_async.queue.deadlock import HandlerWaits, waits
+from batchqueue_async.queue.own_context import InContexts
 from batchqueue_async.queue.round import Round, current_round
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class _Task(asyncio.Task[None]):
 
     def __init__(self, drain: DrainTask[Any], name: str) -> None:
         self._drain = drain
-        super().__init__(drain.run(), loop=drain.loop, name=name)
+        super().__init__(InContexts(drain.run()), loop=drain.loop, name=name)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel, as ever; what is to come of it is for the drain task to decide."""

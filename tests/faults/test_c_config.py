@@ -6,6 +6,7 @@ import asyncio
 import functools
 import math
 import sys
+import types
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -13,7 +14,7 @@ from unittest import mock
 import pytest
 
 import batchqueue_async as bq
-from batchqueue_async.testing import RecordingHandler
+from batchqueue_async.testing import RecordingErrorHandler, RecordingHandler
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -251,6 +252,14 @@ class WrongWriter:
     async def consume(self): ...
 
 
+class IdlingWriter(Writer):
+    def on_idle(self): ...
+
+
+class ClosingWriter(Writer):
+    async def on_close(self, reason): ...
+
+
 class GeneratingWriter:
     async def consume(self, batch):
         yield batch
@@ -326,6 +335,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "two parameters": (write_both, "takes (batch, error), not one batch; give it one parameter, the batch"),
     "no parameter": (write_nothing, "takes (), not one batch"),
     "consume without a parameter": (WrongWriter(), "has a consume that takes (), not one batch"),
+    "sync on_idle": (IdlingWriter(), "has an on_idle that is not async, and would block the event loop"),
+    "on_close of a reason": (ClosingWriter(), "has an on_close that takes (reason); make it async def on_close(self)"),
     "text": ("write", "='write' is not a handler; give an async callable(batch) or an object with async consume"),
     "None": (None, "handler=None is not a handler"),
 }
@@ -352,6 +363,38 @@ async def test_c_18_what_would_block_or_fail_is_refused(handler, rule):
                     manager.create("refused", bq.QueueConfig(**{field: handler}))
                 assert str(caught.value).startswith(f"queue 'refused': {field}=")
         assert manager.names() == ["q"]
+
+
+def _async_in_name_alone(result: Any) -> Any:
+    @functools.wraps(write)
+    def store(batch):
+        return result
+
+    return store
+
+
+class CallsBack(SyncCall):
+    def __call__(self, batch) -> Awaitable[None]:
+        return len(batch)
+
+
+AWAITED_IN_VAIN = {
+    "decorated": (_async_in_name_alone(3), "handler write returned 3, which can't be awaited; make it async def, or"),
+    "object": (CallsBack(), "handler CallsBack returned 1, which can't be awaited; make it async def, or wrap it"),
+    "method": (types.SimpleNamespace(consume=_async_in_name_alone([])), "handler SimpleNamespace.consume returned []"),
+}
+
+
+@pytest.mark.parametrize(("handler", "text"), AWAITED_IN_VAIN.values(), ids=AWAITED_IN_VAIN)
+async def test_c_18_a_handler_that_returns_nothing_to_await_says_so_by_its_own_name(handler, text):
+    errors = RecordingErrorHandler()
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("q", bq.QueueConfig(consumer=handler, on_error=errors))
+        await queue.produce(1)
+        await queue.flush()
+    [(items, error)] = errors.failures
+    assert (items, type(error)) == ([1], bq.ConfigError)
+    assert str(error).startswith(text)
 
 
 async def test_c_18_an_async_mock_is_called_itself():

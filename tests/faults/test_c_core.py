@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import logging
 import threading
@@ -239,6 +240,96 @@ async def test_c_18_whatever_a_handler_raises_fails_its_batch_alone(error):
     assert not queue.closed
     assert (handler.handled, [items for items, _ in errors.failures]) == ([1, 2], [[0]])
     assert (await queue.shutdown()).failed == 1
+
+
+_user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
+_unlike_anything: contextvars.ContextVar[object] = contextvars.ContextVar("unlike")
+
+
+class _Uncomparable:
+    def __eq__(self, _: object) -> bool:
+        raise RuntimeError
+
+    __hash__ = None
+
+
+class _Sets:
+    """Leaves its batch in context variables, in every way in which it is called."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.idled = 0
+        self.seen: list[str] = []
+
+    async def consume(self, batch: list[Item]) -> None:
+        self.seen.append(_user.get())
+        _user.set("consume")
+        _unlike_anything.set(_Uncomparable())
+        if self.way == "turn":
+            await asyncio.sleep(0)
+            self.seen.append(_user.get())
+        if self.way == "raise":
+            raise ValueError
+        if self.way == "retry" and len(self.seen) == 1:
+            raise bq.RetryableError
+        if self.way == "task":
+            await asyncio.create_task(asyncio.sleep(0))
+
+    async def on_idle(self) -> None:
+        self.idled += 1
+        _user.set("on_idle")
+
+
+@pytest.mark.parametrize("way", ["plain", "turn", "raise", "retry", "task"])
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_c_18_what_a_handler_leaves_in_context_variables_no_other_sees(way, workers):
+    _user.set("producer")
+
+    def on_error(batch: list[Item], error: BaseException) -> None:
+        _user.set("on_error")
+
+    queue = make(workers=bq.WorkerPolicy.fixed(workers), on_error=on_error, max_batch=1)
+    sets, seen = _Sets(way), []
+    queue.add_handler(Item, sets)
+
+    async def look(batch: list[Item]) -> None:
+        seen.append(_user.get())
+        assert _unlike_anything.get(None) is None
+
+    queue.add_handler(Other, look)
+    for number in range(3):
+        # Some rounds have calls of both handlers, others one of each.
+        await queue.produce_many([Item(2 * number), Other(number), Item(2 * number + 1)])
+        if number:
+            await queue.flush(timeout=5)
+    await advance(1.0)
+    await queue.produce(Other(10))
+    await queue.flush(timeout=5)
+    assert queue.stats().handled + queue.stats().failed == 10
+    assert sets.idled
+    assert seen == ["producer"] * 4
+    expected = ["producer", "consume"] if way == "turn" else ["producer"]
+    assert sets.seen == expected * (len(sets.seen) // len(expected))
+    assert (await queue.shutdown()).undelivered == []
+
+
+async def test_c_18_a_handler_that_leaves_something_may_still_be_cancelled_and_circles_are_found():
+    errors = RecordingErrorHandler()
+
+    async def handle(batch: list[int]) -> None:
+        _user.set("left")
+        if batch == [1]:
+            await asyncio.sleep(60)
+        elif batch == [2]:
+            await queue.flush()
+
+    queue = make(consumer=handle, handler_timeout=1.0, on_error=errors, max_batch=1)
+    await queue.produce_many([0, 1, 2, 3])
+    await queue.flush(timeout=5)
+    assert [type(error) for _, error in errors.failures] == [TimeoutError, bq.DeadlockError]
+    await queue.produce_many([4, 1])
+    await settle()
+    assert (await queue.shutdown(timeout=0.5)).undelivered == [1]
 
 
 # -- C-4: a program that is interrupted while it drains -------------------------------------------------
