@@ -71,6 +71,8 @@ class Registry:
     def __init__(self) -> None:
         # Taken again by its holder where a finalizer runs amid a call.
         self._lock = threading.RLock()
+        # The collector may run at any allocation, and take entries out. A walk over the table itself would then fail,
+        # as does `list()` of its items, which allocates for each; a copy is made in one step.
         self._things: dict[int, tuple[Kind, weakref.ref[Any]]] = {}
         self._numbers = 0
         forks.watch(self)
@@ -90,14 +92,14 @@ class Registry:
     def remove(self, thing: Observable) -> None:
         """Let a thing be found no more; for one that has ended and is still referred to."""
         with self._lock:
-            for number, (_, reference) in list(self._things.items()):
+            for number, (_, reference) in self._things.copy().items():
                 if reference() is thing:
-                    del self._things[number]
+                    self._things.pop(number, None)
 
     def all(self, kind: Kind | None = None) -> list[Registered]:
         """What is alive now, in the order in which it came; of one kind, or of every."""
         with self._lock:
-            held = list(self._things.values())
+            held = self._things.copy().values()
         found: list[Registered] = []
         for each, reference in held:
             thing = reference()

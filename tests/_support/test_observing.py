@@ -66,6 +66,35 @@ def test_the_registry_bears_threads_that_come_and_go():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_collector_may_run_amid_every_step():
+    registry = Registry()
+    kept = [Thing(str(number)) for number in range(50)]
+    for thing in kept:
+        registry.add("queue", thing)
+
+    def leave_cycles():
+        for number in range(20):
+            thing = Thing(f"cycle {number}")
+            thing.itself = thing
+            registry.add("queue", thing)
+
+    before = gc.get_threshold()
+    try:
+        for turn in range(30):
+            other = Thing(str(turn))
+            registry.add("queue", other)
+            gc.set_threshold(0)
+            gc.collect()  # empties the free lists too, so that a walk has to allocate
+            leave_cycles()
+            gc.set_threshold(gc.get_count()[0] + 3 * turn + 1)
+            registry.remove(other)
+            assert len(registry.all()) >= len(kept)
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert [each.thing for each in registry.all()] == kept
+
+
 def test_a_forked_child_begins_with_an_empty_registry():
     registry, thing = Registry(), Thing("parent")
     registry.add("queue", thing)
