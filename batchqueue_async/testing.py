@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async.errors import BatchQueueError
 from batchqueue_async.fault_proxy import FaultCounts, FaultProxy
+from batchqueue_async.intake.fake_broker import FakeBroker
 from batchqueue_async.sinks.conformance import SinkChecks
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 __all__ = [
+    "FakeBroker",
     "FaultCounts",
     "FaultProxy",
     "IdleRecordingHandler",

@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "export.delivery",
     ),
     "intake": (*_CORE, "queue", "sinks", "sinks._shared", "export", "export.control"),
-    "testing": (*_CORE, "fault_proxy", "queue", "sinks"),
+    "testing": (*_CORE, "fault_proxy", "intake", "queue", "sinks"),
     "spark": (
         *_CORE,
         "queue",

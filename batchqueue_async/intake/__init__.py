@@ -12,6 +12,7 @@ from __future__ import annotations
 from batchqueue_async.intake.config import ConnectionPool, IntakeConfig
 from batchqueue_async.intake.message import Message
 from batchqueue_async.intake.ports import DROP, KEY, PARTITION
+from batchqueue_async.intake.stats import IntakeReport, IntakeStats
 
 __all__ = [
     "DROP",
@@ -19,5 +20,7 @@ __all__ = [
     "PARTITION",
     "ConnectionPool",
     "IntakeConfig",
+    "IntakeReport",
+    "IntakeStats",
     "Message",
 ]
