@@ -272,7 +272,7 @@ class WorkerPool:
             self._check_quiet()
 
     def settled(self, messages: int, size: int) -> None:  # noqa: ARG002 - the settlement's hook
-        """The settlement is done with so many."""
+        """The settlement is done with this number of messages and bytes."""
         self.held_bytes -= size
         self.last_outcome = self._loop.time()
         self._on_room()
@@ -344,7 +344,7 @@ class WorkerPool:
                     answer: Any = await handler(delivery)
                     if answer is not None:
                         rejected = rejected_of(answer, 1)
-            except BaseException as error:  # noqa: BLE001 - whatever it was, the message gets its outcome
+            except BaseException as error:  # noqa: BLE001 - any error at all: the message gets its outcome
                 self._raised(worker, [delivery], error)
                 continue
             finally:
@@ -398,7 +398,7 @@ class WorkerPool:
                         place: wrong for place, each in enumerate(batch) if (wrong := self._decode(each)) is not None
                     }
                 rejected = await self._call_with(batch, bad)
-            except BaseException as error:  # noqa: BLE001 - whatever it was, every message gets its outcome
+            except BaseException as error:  # noqa: BLE001 - any error at all: every message gets its outcome
                 self._raised(worker, self._split(places), error)
                 continue
             finally:
