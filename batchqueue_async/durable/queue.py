@@ -635,8 +635,7 @@ class DurableQueue:
     @property
     def next_due(self) -> float | None:
         """The loop's time at which the next delayed record is ready."""
-        delayed = self._state.delayed
-        return delayed[0][0] if delayed else None
+        return self._state.index.next_due
 
     @property
     def record_limit(self) -> int:

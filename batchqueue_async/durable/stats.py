@@ -58,7 +58,7 @@ class DurableStats:
         utilization: the fuller of the two quotas, 0 to 1; 0 without quotas.
         free_bytes: what the file system has left, when it was last asked.
         memory_blocks: frames in memory, ready to be leased.
-        memory_bytes: their payload bytes.
+        memory_bytes: what the records in memory take that nobody has leased.
         pending: records that wait to be written.
         segments: segment files.
         recovered: records found at the opening.
@@ -138,7 +138,7 @@ def snapshot(state: QueueState) -> DurableStats:
     config = state.config
     disk = state.disk_bytes + state.extra_bytes
     held = state.gate.held if state.gate is not None else 0
-    delayed = state.delayed_records
+    delayed = state.index.delayed
     shares = [0.0]
     if config.max_records is not None:
         shares.append(state.records / config.max_records)
@@ -155,7 +155,7 @@ def snapshot(state: QueueState) -> DurableStats:
         utilization=max(shares),
         free_bytes=state.free_bytes,
         memory_blocks=len(state.backlog.window),
-        memory_bytes=state.backlog.window_bytes,
+        memory_bytes=state.backlog.window_bytes + state.held_bytes,
         pending=state.pending.records,
         segments=len(state.segments),
         recovered=counters.recovered,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from batchqueue_async.leases.run import Run
@@ -9,19 +11,33 @@ from batchqueue_async.leases.run import Run
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
+_SPARE = 64
+
 
 class KeyOrder:
-    """Which keys are in use, and the records that wait for them. At most `lookahead` records are held."""
+    """Which keys are in use, and the records that wait for them. At most `lookahead` records are held.
 
-    def __init__(self, key: Callable[[bytes], Hashable], lookahead: int) -> None:
+    `hold` says as what a record is kept that has to wait: with its payload, or without.
+    """
+
+    # Invariants: `_waiting` has the key of each held record, by its number; `_by_age` has each of those numbers, and
+    # others that are gone.
+    def __init__(self, key: Callable[[bytes], Hashable], lookahead: int, hold: Callable[[Run], Run]) -> None:
         self._key = key
         self._lookahead = lookahead
+        self._hold = hold
         self._busy: dict[Hashable, int] = {}
-        self._held: dict[Hashable, list[Run]] = {}
+        self._held: dict[Hashable, deque[Run]] = {}
+        self._waiting: dict[int, Hashable] = {}
+        self._by_age: list[int] = []
         # The keys of the records that are out, by their numbers: asked for once, and known when the payload is not.
         self._keys: dict[int, Hashable] = {}
-        self.held = 0
         self.failures = 0
+
+    @property
+    def held(self) -> int:
+        """How many records wait for their keys."""
+        return len(self._waiting)
 
     @property
     def full(self) -> bool:
@@ -42,8 +58,9 @@ class KeyOrder:
                 one = run.part(seq, seq + 1)
                 key = self._of(one)
                 if key in self._busy or key in self._held:
-                    self._held.setdefault(key, []).append(one)
-                    self.held += 1
+                    self._held.setdefault(key, deque()).append(self._hold(one))
+                    self._waiting[seq] = key
+                    self._by_age_add(seq)
                 else:
                     mine[key] = mine.get(key, 0) + 1
                     self._keys[seq] = key
@@ -51,23 +68,42 @@ class KeyOrder:
         self._busy.update(mine)
         return admitted
 
-    def release(self, runs: Iterable[Run]) -> list[Run]:
+    def _by_age_add(self, seq: int) -> None:
+        heappush(self._by_age, seq)
+        if len(self._by_age) > 2 * len(self._waiting) + _SPARE:
+            self._by_age = sorted(self._waiting)
+
+    def release(self, ranges: Iterable[tuple[int, int]]) -> list[Run]:
         """Records whose keys are no longer in use on their account; the held records that may go now."""
         freed: list[Run] = []
-        for run in runs:
-            for seq in range(run.seq, run.end):
+        for low, high in ranges:
+            for seq in range(low, high):
                 key = self._keys.pop(seq)
                 self._busy[key] -= 1
                 if not self._busy[key]:
                     del self._busy[key]
-                    held = self._held.pop(key, [])
-                    self.held -= len(held)
+                    held = self._held.pop(key, ())
+                    for run in held:
+                        del self._waiting[run.seq]
                     freed += held
         return freed
 
-    def oldest_held(self) -> Run | None:
-        """The oldest record that waits for its key."""
-        return min((runs[0] for runs in self._held.values()), default=None, key=lambda run: run.seq)
+    def oldest_held(self) -> int | None:
+        """The number of the oldest record that waits for its key."""
+        while self._by_age and self._by_age[0] not in self._waiting:
+            heappop(self._by_age)
+        return self._by_age[0] if self._by_age else None
+
+    def drop_oldest(self) -> Run:
+        """Take that one out."""
+        seq = heappop(self._by_age)
+        held = self._held[key := self._waiting.pop(seq)]
+        # The oldest of all is the oldest of its key, unless those of a key came in another order than their numbers'.
+        run = held[0] if held[0].seq == seq else next(run for run in held if run.seq == seq)
+        held.remove(run)
+        if not held:
+            del self._held[key]
+        return run
 
     def drop_held(self, wanted: Callable[[Run], bool]) -> list[Run]:
         """Take out the held records that `wanted` says."""
@@ -77,12 +113,13 @@ class KeyOrder:
             if not gone:
                 continue
             dropped += gone
-            left = [run for run in runs if not wanted(run)]
+            left = deque(run for run in runs if not wanted(run))
             if left:
                 self._held[key] = left
             else:
                 del self._held[key]
-        self.held -= len(dropped)
+        for run in dropped:
+            del self._waiting[run.seq]
         return dropped
 
     def _of(self, one: Run) -> Hashable:

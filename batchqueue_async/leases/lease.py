@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from itertools import repeat
 from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
+from batchqueue_async.durable.state.ranges import RangeSet
 from batchqueue_async.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from batchqueue_async.leases.run import Run
 
@@ -84,10 +85,10 @@ class Lease:
         "__weakref__",
         "_all",
         "_in_order",
+        "_left",
         "_newest_first",
         "_owner",
         "_records",
-        "_runs",
         "_starts",
         "deadline",
     )
@@ -95,7 +96,8 @@ class Lease:
     def __init__(self, owner: Owner, runs: list[Run], deadline: float, *, newest_first: bool = False) -> None:
         self._owner = owner
         self._all = runs
-        self._runs = runs
+        # What is unsettled, by number; None as long as that is everything.
+        self._left: RangeSet | None = None
         self._newest_first = newest_first
         self._records: list[Record] | None = None
         self._in_order: list[Run] = []
@@ -103,8 +105,7 @@ class Lease:
         self.deadline = deadline
 
     def __repr__(self) -> str:
-        left = sum(run.high - run.low for run in self._runs)
-        return f"Lease({len(self)} records, {left} unsettled)"
+        return f"Lease({len(self)} records, {self.unsettled} unsettled)"
 
     def __len__(self) -> int:
         return sum(run.high - run.low for run in self._all)
@@ -142,21 +143,25 @@ class Lease:
     @property
     def unsettled_runs(self) -> Sequence[Run]:
         """The runs that are still this lease's to settle."""
-        return self._runs
+        if self._left is None:
+            return self._all
+        return [run for low, high in self._left for run in self._parts(low, high)]
 
     def forfeit(self) -> list[Run]:
         """What is unsettled goes back to the lease's owner, who says so: its time is over, or nobody ever got it."""
-        runs, self._runs = self._runs, []
+        runs, self._left = list(self.unsettled_runs), RangeSet()
         return runs
 
     def restore(self, runs: list[Run]) -> None:
         """For the owner: what it could not settle is this lease's again."""
-        self._runs = sorted([*self._runs, *runs], key=_seq_of)
+        left = self._by_number()
+        for run in runs:
+            left.add(run.seq, run.end)
 
     @property
     def unsettled(self) -> int:
         """How many of the records are still this lease's to settle; 0 once its time is over."""
-        return sum(run.high - run.low for run in self._runs)
+        return len(self) if self._left is None else self._left.count
 
     async def ack(self, seqs: Iterable[int] | None = None) -> int:
         """The records are done with, all or these; the answer is how many were still this lease's.
@@ -192,50 +197,53 @@ class Lease:
 
     def extend(self) -> None:
         """Let the lease's time begin anew; nothing when it is over."""
-        if self._runs:
+        if self.unsettled:
             self._owner.extend(self)
 
     def _take(self, seqs: Iterable[int] | None) -> list[Run]:
         if seqs is None:
-            taken, self._runs = self._runs, []
-            return taken
+            return self.forfeit()
         wanted = sorted(set(seqs))
         self._must_have(wanted)
-        return self._cut(wanted)
+        left = self._by_number()
+        taken: list[Run] = []
+        at = 0
+        while at < len(wanted):
+            low = high = wanted[at]
+            while at < len(wanted) and wanted[at] == high:
+                at, high = at + 1, high + 1
+            for part in list(left.present(low, high)):
+                left.remove(*part)
+                taken += self._parts(*part)
+        return taken
 
-    def _must_have(self, wanted: list[int]) -> None:
+    def _by_number(self) -> RangeSet:
+        if self._left is None:
+            self._sort()
+            self._left = RangeSet((run.seq, run.end) for run in self._in_order)
+        return self._left
+
+    def _sort(self) -> list[int]:
         if self._starts is None:
             self._in_order = sorted(self._all, key=_seq_of)
             self._starts = [run.seq for run in self._in_order]
+        return self._starts
+
+    def _must_have(self, wanted: list[int]) -> None:
+        starts = self._sort()
         for seq in wanted:
-            at = bisect_right(self._starts, seq) - 1
+            at = bisect_right(starts, seq) - 1
             if at < 0 or seq >= self._in_order[at].end:
                 raise ConfigError(f"Lease: sequence number {seq} is not in this lease; give numbers of its records")
 
-    def _cut(self, wanted: list[int]) -> list[Run]:
-        """Take these out of what is unsettled, in one pass over the runs that they touch."""
-        taken: list[Run] = []
-        kept: list[Run] = []
-        for run in self._runs:
-            at = bisect_left(wanted, run.seq)
-            low = run.seq
-            while at < len(wanted) and wanted[at] < run.end:
-                first = wanted[at]
-                stop = first + 1
-                at += 1
-                while at < len(wanted) and wanted[at] == stop and stop < run.end:
-                    stop += 1
-                    at += 1
-                if low < first:
-                    kept.append(run.part(low, first))
-                taken.append(run.part(first, stop))
-                low = stop
-            if low == run.seq:
-                kept.append(run)
-            elif low < run.end:
-                kept.append(run.part(low, run.end))
-        self._runs = kept
-        return taken
+    def _parts(self, low: int, high: int) -> Iterator[Run]:
+        """The records [low, high) of this lease, as parts of its runs."""
+        at = bisect_right(self._sort(), low) - 1
+        while low < high:
+            run = self._in_order[at]
+            stop = min(high, run.end)
+            yield run if (low, stop) == (run.seq, run.end) else run.part(low, stop)
+            low, at = stop, at + 1
 
 
 def _seq_of(run: Run) -> int:

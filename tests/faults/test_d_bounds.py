@@ -89,6 +89,62 @@ async def test_d_23_one_letter_among_many_is_requeued_in_bounded_memory(tmp_path
         assert len(await queue.dead_letters(10_000)) == 1_999
 
 
+async def test_d_23_records_that_are_delayed_one_by_one_take_some_bytes_each(tmp_path):
+    config = DurableConfig(memory_bytes=WINDOW, durability="os")
+    count = 30_000
+    async with DurableQueue.open(tmp_path, config) as queue:
+        for _ in range(count // 1_000):
+            await queue.put_many([b"x" * 20] * 1_000)
+
+        async def delay_each() -> None:
+            while lease := await queue.lease(1_000, wait=0):
+                for record in lease.records:
+                    await lease.nack(3_600 + record.seq * 7_919 % 1_000, [record.seq])
+
+        # 100 bytes each would come to 3 MB: of a million, 100 MB.
+        assert await grown(delay_each()) < 2 * WINDOW + 64 * count
+        assert queue.stats().delayed == count
+        queue.hurry()
+        assert len(await drain(queue)) == count
+
+
+async def test_d_23_what_is_left_of_a_lease_does_not_keep_the_rest_of_it(tmp_path):
+    config = DurableConfig(memory_bytes=WINDOW, durability="os")
+    async with DurableQueue.open(tmp_path, config) as queue:
+
+        async def most_of_each() -> None:
+            for _ in range(60):
+                await queue.put_many([os.urandom(10_000) for _ in range(50)])
+                lease = await queue.lease(50, wait=0)
+                later = [lease.records[-1].seq]
+                await lease.nack(0.0, later)
+                await lease.ack()
+
+        assert await grown(most_of_each()) < WINDOW + 2 * SLACK
+        assert queue.stats().records == 60
+        assert len(await drain(queue)) == 60
+
+
+async def test_d_23_records_that_wait_for_their_key_are_within_the_window(tmp_path):
+    config = DurableConfig(memory_bytes=WINDOW, durability="os", order="key", key=lambda payload: payload[:1])
+    async with DurableQueue.open(tmp_path, config) as queue:
+        for _ in range(40):
+            await queue.put_many([b"k" + os.urandom(10_000) for _ in range(100)])
+        first = await queue.lease(1)
+
+        async def look_for_another_key() -> None:
+            assert not await queue.lease(1, wait=0.3)
+
+        assert await grown(look_for_another_key()) < WINDOW + 2 * SLACK
+        assert queue.stats().memory_bytes <= 2 * WINDOW
+        await first.ack()
+        seen: list[int] = []
+        while lease := await queue.lease(100, wait=0):
+            seen += [record.seq for record in lease.records]
+            await lease.ack()
+        assert seen == list(range(2, 4_001))
+
+
 class Owner:
     """Takes what a lease gives back."""
 
@@ -105,6 +161,36 @@ async def test_d_24_a_partial_ack_costs_what_it_touches():
     assert [run.seq for run in lease.unsettled_runs] == list(range(0, 4_000, 100))
     assert await lease.ack([0]) == 1
     assert lease.unsettled == 39
+
+
+def calls_of(work: Any) -> int:
+    """How many calls of functions a coroutine makes that never waits, those of C included."""
+    count = 0
+
+    def note(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        with pytest.raises(StopIteration):
+            work.send(None)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_d_24_a_partial_ack_among_many_costs_the_same():
+    """Counted, not timed: of a lease of a hundred thousand runs, and of one of a hundred."""
+    frame = type("Block", (), {"payloads": [b""] * 1, "enqueued_ns": 0, "count": 1})()
+
+    def cost(runs: int) -> int:
+        # Every other number, so that no two runs join.
+        lease = Lease(Owner(), [Run(2 * at, frame, 0, 1, 1) for at in range(runs)], 0.0)  # type: ignore[arg-type]
+        calls_of(lease.ack([0]))
+        return calls_of(lease.ack([runs, runs + 2, runs + 20]))
+
+    assert cost(100_000) < 2 * cost(100)
 
 
 async def test_d_24_cancelled_puts_go_together():
@@ -176,6 +262,57 @@ async def test_d_25_records_given_back_one_by_one_are_read_frame_by_frame():
             got += len(again)
             await again.ack()
         assert files.read_bytes - start <= 4 * 5_000 * back
+
+
+async def test_d_25_a_drop_among_many_delayed_records_costs_what_it_drops():
+    """Counted, not timed: at `max_records`, each put drops the oldest of 100 or 4,000 delayed records, or held ones."""
+
+    async def cost(waiting: int, **options: Any) -> int:
+        options = {"max_records": waiting, "overflow": "drop_oldest", "durability": "os", **options}
+        async with opened(RecordingFiles(), **options) as queue:
+            await asyncio.gather(*(queue.put(b"%d" % (at % 7)) for at in range(waiting)))
+            lease = await queue.lease(waiting, wait=0)
+            for record in lease.records[::2]:
+                await lease.nack(1_000 + record.seq % 13, [record.seq])
+            await lease.nack(1_000)
+            dropper = queue._pump._dropper
+            assert queue.stats().delayed + len(lease) > 0
+
+            async def drop() -> None:
+                assert dropper.drop_oldest("max_records", 1, 10)
+
+            calls = calls_of(drop())
+            assert queue.stats().dropped == {"oldest": 1}
+            return calls
+
+    for options in ({}, {"order": "freshest"}, {"order": "key", "key": lambda payload: payload}):
+        assert await cost(4_000, **options) < 2 * await cost(100, **options), options
+
+
+async def test_d_25_few_records_among_many_are_read_without_the_others():
+    class Counting(RecordingFiles):
+        read_bytes = 0
+
+        def read(self, descriptor, size, offset):
+            data = super().read(descriptor, size, offset)
+            self.read_bytes += len(data)
+            return data
+
+    files = Counting()
+    async with opened(files, durability="os", memory_bytes=100_000) as queue:
+        for _ in range(40):
+            await asyncio.gather(*(queue.put_many([bytes(1_000)]) for _ in range(100)))
+        back = []
+        while lease := await queue.lease(400, wait=0):
+            late = [record.seq for record in lease.records if record.seq % 200 == 0]
+            await lease.nack(5, late)
+            back += late
+            await lease.ack()
+        start = files.read_bytes
+        queue.hurry()
+        assert sorted(await drain(queue)) == back
+        # 20 records among 4 MB: for each at most some tens of kilobytes around it.
+        assert files.read_bytes - start < len(back) * (40 << 10)
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])

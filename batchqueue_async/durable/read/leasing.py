@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from batchqueue_async._support import log
 from batchqueue_async.durable.disk import quarantine
 from batchqueue_async.durable.read.rereading import Rereading
 from batchqueue_async.durable.state.dropping import Eviction
-from batchqueue_async.durable.state.frame import Frame
 from batchqueue_async.errors import BatchQueueError, QueueClosedError
 from batchqueue_async.leases.lease import Lease
 
@@ -22,10 +20,11 @@ if TYPE_CHECKING:
 
     from batchqueue_async.durable.disk.files import Files
     from batchqueue_async.durable.io_thread import Runner
-    from batchqueue_async.durable.read.loader import Loader
+    from batchqueue_async.durable.read.loader import Loaded, Loader
     from batchqueue_async.durable.state.backlog import Extent, Load
     from batchqueue_async.durable.state.frame import Run
     from batchqueue_async.durable.state.queue_state import QueueState
+    from batchqueue_async.durable.state.record_index import Stretch
     from batchqueue_async.durable.write.pump import GroupCommit
 
 _READ = 4 << 20
@@ -261,7 +260,7 @@ class LeaseManager:
             )
 
     def _settled(self, lease: Lease) -> None:
-        if not lease.unsettled_runs:
+        if not lease.unsettled:
             self._leases.pop(id(lease), None)
 
     def _after_change(self) -> None:
@@ -307,12 +306,13 @@ class LeaseManager:
         state = self._state
         if state.wake_delayed(self._loop.time()):
             self._after_change()
-        if state.delayed:
-            self._arm("delay", state.delayed[0][0], self._wake_delayed)
+        if (due := state.index.next_due) is not None:
+            # Perhaps now: of many, each turn of the loop takes a part.
+            self._arm("delay", due, self._wake_delayed)
 
     def hurry(self) -> None:
         """Make every delayed record ready now."""
-        if self._state.wake_delayed(float("inf")):
+        if self._state.wake_all():
             self._after_change()
 
     def _arm_sweep(self) -> None:
@@ -330,16 +330,16 @@ class LeaseManager:
         if self._reading or self._closed or self._paused:
             return
         state = self._state
-        run = state.backlog.peek()
-        if run is not None and run.frame.payloads is None:
+        stretch = state.backlog.next_stretch(_READ)
+        if stretch is not None:
             self._reading = True
-            number, start, end = state.place(run.frame)
-            fetch = (number, state.segments[number].marker, (start, end), run.frame.first, 1 << 62)
+            number = stretch.number
+            place = (stretch.start, stretch.end)
             self._submit(
                 number,
                 self._loader.load,
-                fetch,
-                lambda result, error, stale: self._fetched(run, result, error, stale=stale),
+                (number, state.segments[number].marker, place, stretch.least, 2 * _READ),
+                lambda result, error, stale: self._fetched(stretch, result, error, stale=stale),
             )
             return
         if state.gate is not None and state.gate.full:
@@ -384,24 +384,19 @@ class LeaseManager:
 
         self._runner.submit(call, *arguments, done=landed)
 
-    def _fetched(self, run: Run, found: Any, error: BaseException | None, *, stale: bool) -> None:
+    def _fetched(self, stretch: Stretch, found: Any, error: BaseException | None, *, stale: bool) -> None:
         self._reading = False
         if self._closed:
             return
         if stale:
             pass  # it is read again, where it is now
         elif error is not None:
-            if not self._unreadable(run, error):
+            if not self._unreadable(stretch, error):
                 return
         else:
-            joined = _joined(run.frame, found.frames)
-            if found.unreadable:
-                self._unreadable(run, OSError(errno.EIO, os.strerror(errno.EIO)))
-            elif joined is not None:
-                self._rereading.refetched(run, *joined)
-            else:
-                self._rereading.lose(run)
-                log.error("durable_records_damaged", path=str(self._path), records=run.high - run.low)
+            before = self._state.counters.damaged
+            self._rereading.fetched(stretch, found)
+            self._tell_damage(stretch.number, found, self._state.counters.damaged - before)
         self.serve()
         self._read_on()
 
@@ -418,21 +413,22 @@ class LeaseManager:
             self._state.backlog.indexed(load, found)
         else:
             before = self._state.counters.damaged
-            number = load.extent.segment
             self._rereading.loaded(load, found)
-            if found.unreadable:
-                log.error(
-                    "durable_records_unreadable", path=str(self._path), segment=number, blocks=len(found.unreadable)
-                )
-            elif found.gaps or self._state.counters.damaged > before:
-                records = self._state.counters.damaged - before
-                log.error("durable_records_damaged", path=str(self._path), segment=number, records=records)
+            self._tell_damage(load.extent.segment, found, self._state.counters.damaged - before)
             for gap in found.gaps if not found.unreadable else ():
-                self._runner.submit(quarantine.copy_aside, self._files, self._path, number, gap, done=_ignore)
+                self._runner.submit(
+                    quarantine.copy_aside, self._files, self._path, load.extent.segment, gap, done=_ignore
+                )
         self.serve()
         self._read_on()
 
-    def _unreadable(self, item: Extent | Run, error: BaseException) -> bool:
+    def _tell_damage(self, number: int, found: Loaded, records: int) -> None:
+        if found.unreadable:
+            log.error("durable_records_unreadable", path=str(self._path), segment=number, blocks=len(found.unreadable))
+        elif found.gaps or records:
+            log.error("durable_records_damaged", path=str(self._path), segment=number, records=records)
+
+    def _unreadable(self, item: Extent | Stretch, error: BaseException) -> bool:
         """Whether reading goes on with what comes after."""
         if isinstance(error, OSError) and error.errno in _PASSING:
             log.warning("durable_read_delayed", path=str(self._path), error=str(error), delay=_READ_AGAIN)
@@ -466,22 +462,6 @@ class LeaseManager:
             waiter = self._waiters.popleft()
             if not waiter.future.done():
                 waiter.future.set_exception(QueueClosedError(f"durable queue {self._path}: closed while leasing"))
-
-
-def _joined(wanted: Frame, found: list[tuple[Frame, list[int]]]) -> tuple[Frame, list[int]] | None:
-    """A put that is in several frames on the disk as the one that it was; what is missing of it counts as damaged."""
-    payloads: list[bytes] = [b""] * wanted.count
-    missing = set(range(wanted.count))
-    for frame, damaged in found:
-        at = frame.first - wanted.first
-        if at >= 0 and at + frame.count <= wanted.count:
-            payloads[at : at + frame.count] = frame.payloads or []
-            missing -= set(range(at, at + frame.count)) - {at + place for place in damaged}
-    if len(missing) == wanted.count:
-        return None
-    joined = Frame(wanted.kind, payloads, sum(map(len, payloads)), wanted.enqueued_ns)
-    joined.first, joined.stored = wanted.first, wanted.stored
-    return joined, sorted(missing)
 
 
 def _ignore(_result: object, _error: BaseException | None) -> None:

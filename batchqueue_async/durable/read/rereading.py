@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from batchqueue_async.durable.disk import acklog
 from batchqueue_async.durable.disk.format import ATOMIC
+from batchqueue_async.durable.state.backlog import Extent
 from batchqueue_async.durable.state.frame import Frame, Run
 from batchqueue_async.durable.state.ranges import RangeSet
 
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from batchqueue_async.durable.read.loader import Loaded
-    from batchqueue_async.durable.state.backlog import Extent, Load
+    from batchqueue_async.durable.state.backlog import Load
     from batchqueue_async.durable.state.queue_state import QueueState
+    from batchqueue_async.durable.state.record_index import Stretch
     from batchqueue_async.durable.state.table import Segment
 
 
@@ -47,6 +49,7 @@ class Rereading:
                 entry, frame, max(frame.first, extent.first), set(damaged) if found.unreadable else set()
             )
             seq = frame.first + frame.count
+            entry.remember(frame.first, frame.offset)
         if seq is not None and high is not None and seq < high:
             missing(entry, seq, high)
         first = found.frames[0][0].first if found.frames else extent.first
@@ -65,26 +68,29 @@ class Rereading:
             for start, end, times in entry.attempts.within(low, high):
                 yield Run(start, frame, start - frame.first, end - frame.first, times)
 
-    def refetched(self, run: Run, frame: Frame, damaged: list[int]) -> None:
-        """The payloads of a run that waits to be delivered again are back in memory, but for the damaged ones."""
+    def fetched(self, stretch: Stretch, found: Loaded) -> None:
+        """Records that came back and had left the memory have been read: they are there again, or lost."""
         state = self._state
-        number, frame.offset, end = state.place(run.frame)
-        frame.segment, frame.stored = number, end - frame.offset
-        state.backlog.fetched(run, frame)
-        if damaged:
-            entry = state.segments[number]
-            for part in state.backlog.drop_where(lambda run: run.frame is frame):
-                for at in damaged:
-                    if part.seq <= frame.first + at < part.end:
-                        self._lost(entry, frame.first + at, frame.first + at + 1)
-                left = entry.settled.missing(part.seq, part.end)
-                state.backlog.give_back((part.part(low, high) for low, high in left), keep=True)
-
-    def lose(self, run: Run) -> None:
-        """The payloads of a run that waits to be delivered again are gone, and with them its frame's other runs."""
-        state = self._state
-        for part in state.backlog.drop_where(lambda other: other.frame is run.frame):
-            self._lost(state.segments[state.place(part.frame)[0]], part.seq, part.end)
+        entry = state.segments.get(stretch.number)
+        if entry is None:
+            return  # all of it was settled meanwhile
+        missing = self._unread if found.unreadable else self._lost
+        reached = stretch.low
+        for frame, damaged in found.frames:
+            entry.remember(frame.first, frame.offset)
+            stop = frame.first + frame.count
+            gone = [(reached, min(frame.first, stretch.high))]
+            gone += [(frame.first + at, frame.first + at + 1) for at in damaged]
+            for low, high in gone:
+                for part in state.index.read(entry, max(low, stretch.low), min(high, stretch.high)):
+                    missing(entry, *part)
+            for low, high in state.index.read(entry, max(frame.first, stretch.low), min(stop, stretch.high)):
+                for start, end, times in entry.attempts.within(low, high):
+                    state.backlog.keep(Run(start, frame, start - frame.first, end - frame.first, times))
+            reached = max(reached, stop)
+        if found.stopped_at >= stretch.end:
+            for part in state.index.read(entry, reached, stretch.high):
+                missing(entry, *part)
 
     def _unread(self, entry: Segment, low: int, high: int) -> None:
         """The device has failed to give these: they stay on the disk, for a later run to read."""
@@ -95,16 +101,17 @@ class Rereading:
         state = self._state
         state.counters.damaged += state.settle_range(entry, acklog.LOST, low, high)
 
-    def unreadable(self, item: Extent | Run) -> int:
+    def unreadable(self, item: Extent | Stretch) -> int:
         """Records that can't be read in this run; they stay on the disk for the next."""
         state = self._state
-        if isinstance(item, Run):
-            state.backlog.cut_out(item.seq, item.end)
-            count = item.high - item.low
-        else:
-            state.segments[item.segment].unreadable = True
+        if isinstance(item, Extent):
+            entry = state.segments[item.segment]
             state.backlog.forget(item)
-            missing = state.segments[item.segment].settled.missing(item.first, item.stop)
-            count = sum(high - low for low, high in missing)
+            parts = list(entry.settled.missing(item.first, item.stop))
+        else:
+            entry = state.segments[item.number]
+            parts = state.index.read(entry, item.low, item.high)
+        entry.unreadable = True
+        count = sum(high - low for low, high in parts)
         state.counters.unreadable += count
         return count

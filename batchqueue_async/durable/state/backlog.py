@@ -2,24 +2,28 @@
 
 Pure, and bounded: a backlog of any length is a window of at most `memory_bytes` and one extent per stretch of a
 segment. In `fifo` order the window is the front of the queue and new frames go past it to the disk when it is
-full. In `freshest` order it is the end of the queue, and the oldest frames leave it when it is full.
+full. In `freshest` order it is the end of the queue, and the oldest frames leave it when it is full. Records that come
+back from a lease keep their payloads while the window has room for them; the others wait in the index.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakValueDictionary
 
 from batchqueue_async.durable.state.frame import RECORD_COST, Run
+from batchqueue_async.durable.state.returned import ReturnedRuns
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Iterable
 
     from batchqueue_async.durable.state.frame import Frame
+    from batchqueue_async.durable.state.record_index import RecordIndex, Stretch
+
+# What a run that came back takes in memory besides its records: it, its frame, and their places.
+_RUN_COST = 512
 
 
 class Extent:
@@ -64,22 +68,29 @@ def run_cost(run: Run) -> int:
     return 0 if run.frame.payloads is None else run_bytes(run) + RECORD_COST * (run.high - run.low)
 
 
+def trimmed(run: Run) -> Run:
+    """The run with a frame that has its payloads alone: else those of its neighbours stay in memory as long as it."""
+    if run.high - run.low == run.frame.count:
+        return run
+    return Run(run.seq, run.frame.part(run.low, run.high), 0, run.high - run.low, run.attempts)
+
+
 class Backlog:
     """The records that may be leased now, in the order in which they will be."""
 
-    def __init__(self, *, newest_first: bool, memory_bytes: int, memory_blocks: int) -> None:
+    def __init__(self, index: RecordIndex, *, newest_first: bool, memory_bytes: int, memory_blocks: int) -> None:
+        self._index = index
         self._newest_first = newest_first
         self._memory_bytes = memory_bytes
         self._memory_blocks = memory_blocks
         self.window: deque[Run] = deque()
         self.window_bytes = 0
         self.extents: deque[Extent] = deque()
-        self._returned: list[tuple[int, Run]] = []
-        self._bare: WeakValueDictionary[int, Frame] = WeakValueDictionary()
+        self.returned = ReturnedRuns(newest_first=newest_first)
         self.spilled = 0
 
     def __bool__(self) -> bool:
-        return bool(self.window or self.extents or self._returned)
+        return bool(self.window or self.extents or self.returned or self._index.any_returned)
 
     # Frames come in
 
@@ -96,36 +107,28 @@ class Backlog:
         """Frames that are on the disk already, newer than all that are known."""
         self.extents.append(extent)
 
-    def give_back(self, runs: Iterable[Run], *, keep: bool = False) -> None:
-        """Runs that were leased, or delayed, and are to be delivered again; `keep`: with their payloads."""
+    def give_back(self, runs: Iterable[Run]) -> None:
+        """Runs that were leased, or held, and are to be delivered again: with their payloads where there is room."""
         for run in runs:
-            size = run_cost(run)
-            if not keep and run.frame.payloads is not None and self.window_bytes + size > self._memory_bytes:
-                self._return(self.bare(run))
+            size = run_cost(run) + _RUN_COST
+            if run.frame.payloads is None or self.window_bytes + size > self._memory_bytes:
+                self._index.give_back(run.seq, run.end)
             else:
-                self._return(run)
-                self.window_bytes += size
+                self.keep(run)
 
-    def bare(self, run: Run) -> Run:
-        """The run without its payloads; runs of one frame share what is left of it, and are read again together."""
-        if run.frame.payloads is None:
-            return run
-        frame = self._bare.get(run.frame.first)
-        if frame is None or frame.segment != run.frame.segment:
-            frame = self._bare[run.frame.first] = run.frame.bare()
-        return run._replace(frame=frame)
+    def keep(self, run: Run) -> None:
+        """A run is to be delivered again, and its payloads stay in memory until then."""
+        self.returned.add(run := trimmed(run))
+        self.window_bytes += run_cost(run) + _RUN_COST
 
-    def _return(self, run: Run) -> None:
-        heappush(self._returned, (-run.end if self._newest_first else run.seq, run))
+    def _take_returned(self, run: Run) -> None:
+        self.returned.remove(run)
+        self.window_bytes -= run_cost(run) + _RUN_COST
 
-    def fetched(self, wanted: Run, frame: Frame) -> None:
-        """The payloads of a run that had left the memory have been read."""
-        for at, (key, run) in enumerate(self._returned):
-            # All that wait for this frame: it is read once, however many leases its records then are in.
-            if run.frame is wanted.frame:
-                fresh = run._replace(frame=frame)
-                self._returned[at] = (key, fresh)
-                self.window_bytes += run_cost(fresh)
+    @property
+    def any_returned(self) -> bool:
+        """Whether anything that was leased before waits to be delivered again."""
+        return bool(self.returned) or self._index.any_returned
 
     def _push(self, run: Run) -> None:
         self.window.append(run)
@@ -140,7 +143,7 @@ class Backlog:
             self.window_bytes -= run_cost(run)
             if run.high - run.low < run.frame.count or run.attempts:
                 # A part of it is leased or settled: only whole fresh frames can be read again as an extent.
-                self._return(self.bare(run))
+                self._index.give_back(run.seq, run.end)
             else:
                 self._spill_to_end(run.frame)
 
@@ -177,15 +180,23 @@ class Backlog:
         return taken
 
     def peek(self) -> Run | None:
-        """The run that is next; its payloads may have to be read first."""
-        if not self._returned:
-            if not self.window:
-                return None
-            return self.window[-1] if self._newest_first else self.window[0]
-        run = self._returned[0][1]
-        if self._newest_first and self.window and self.window[-1].end > run.end:
-            return self.window[-1]
-        return run
+        """The run that is next; None when there is none, or the disk has it."""
+        run = self.returned.next()
+        if not self._newest_first:
+            parked = self._index.first_returned()
+            if run is None:
+                return None if parked is not None or not self.window else self.window[0]
+            return run if parked is None or run.seq < parked else None
+        if self.window and (run is None or self.window[-1].end > run.end):
+            run = self.window[-1]
+        parked = self._index.last_returned()
+        return run if parked is None or (run is not None and run.end >= parked) else None
+
+    def next_stretch(self, size: int) -> Stretch | None:
+        """What to read, about `size` bytes, when the records that are next came back, and only the disk has them."""
+        if not self._index.any_returned or self.peek() is not None:
+            return None
+        return self._index.stretch(size, newest_first=self._newest_first)
 
     def _fitting(self, run: Run, records: int, size: int, *, first: bool) -> tuple[int, int]:
         payloads = run.frame.payloads or []
@@ -200,14 +211,12 @@ class Backlog:
         return count, total
 
     def _pop(self, run: Run, count: int, size: int) -> Run:
-        self.window_bytes -= size + RECORD_COST * count
-        returned = bool(self._returned) and self._returned[0][1] is run
+        returned = self.returned.has(run)
         if returned:
-            heappop(self._returned)
-        elif self._newest_first:
-            self.window.pop()
+            self._take_returned(run)
         else:
-            self.window.popleft()
+            self.window_bytes -= size + RECORD_COST * count
+            self.window.pop() if self._newest_first else self.window.popleft()
         if count == run.high - run.low:
             return run
         if self._newest_first:
@@ -215,7 +224,8 @@ class Backlog:
         else:
             rest, taken = run.part(run.seq + count, run.end), run.part(run.seq, run.seq + count)
         if returned:
-            heappush(self._returned, (-rest.end if self._newest_first else rest.seq, rest))
+            self.returned.add(rest)
+            self.window_bytes += run_cost(rest) + _RUN_COST
         elif self._newest_first:
             self.window.append(rest)
         else:
@@ -321,45 +331,41 @@ class Backlog:
     # Records are dropped
 
     def drop_where(self, wanted: Callable[[Run], bool]) -> list[Run]:
-        """Take out the runs in memory that `wanted` says, oldest first."""
-        dropped = sorted(
-            [run for run in self.window if wanted(run)] + [run for _, run in self._returned if wanted(run)]
-        )
-        if dropped:
-            gone = {run.seq for run in dropped}
-            self.window = deque(run for run in self.window if run.seq not in gone)
-            self._returned = [entry for entry in self._returned if entry[1].seq not in gone]
-            self._returned.sort()
-            self.window_bytes -= sum(map(run_cost, dropped))
-        return dropped
+        """Take out the runs in memory that `wanted` says."""
+        back = [run for run in self.returned if wanted(run)]
+        for run in back:
+            self._take_returned(run)
+        fresh = [run for run in self.window if wanted(run)]
+        if fresh:
+            self.window = deque(run for run in self.window if not wanted(run))
+            self.window_bytes -= sum(map(run_cost, fresh))
+        return back + fresh
 
     def oldest(self) -> Run | Extent | None:
-        """Whatever holds the oldest record that isn't leased."""
-        runs = [run for _, run in self._returned]
-        if self.window:
-            runs.append(self.window[0])
-        run = min(runs, default=None)
+        """What holds the oldest record that was leased never, or has its payload in memory."""
+        run = self.returned.oldest()
+        if self.window and (run is None or self.window[0].seq < run.seq):
+            run = self.window[0]
         extent = self.extents[0] if self.extents else None
         if run is None or extent is None:
             return run or extent
         return run if run.seq < extent.first else extent
 
-    def cut_first(self, run: Run, most: int) -> list[Run] | None:
-        """Take up to `most` records from the beginning of the oldest run in the window; None when it isn't that."""
-        if not self.window or self.window[0] is not run:
-            return None
-        if run.high - run.low <= most:
+    def cut_oldest(self, run: Run, most: int) -> Run:
+        """Take up to `most` records from the beginning of `run`, which is what `oldest` has said."""
+        stop = min(run.end, run.seq + most)
+        cut, rest = run.part(run.seq, stop), run.part(stop, run.end)
+        if self.returned.has(run):
+            self._take_returned(run)
+            if rest.low < rest.high:
+                self.keep(rest)
+            return cut
+        if rest.low < rest.high:
+            self.window[0] = rest
+        else:
             self.window.popleft()
-            self.window_bytes -= run_cost(run)
-            return [run]
-        cut, rest = run.part(run.seq, run.seq + most), run.part(run.seq + most, run.end)
-        self.window[0] = rest
         self.window_bytes -= run_cost(cut)
-        return [cut]
-
-    def runs(self) -> Iterable[Run]:
-        """The runs that were leased before and wait to be delivered again."""
-        return [run for _, run in self._returned]
+        return cut
 
     def forget(self, extent: Extent) -> None:
         """An extent whose records are all settled, or can't be read."""
@@ -370,14 +376,3 @@ class Backlog:
         """A segment whose records are all settled, some of them perhaps since an earlier run, goes."""
         if any(extent.segment == number for extent in self.extents):
             self.extents = deque(extent for extent in self.extents if extent.segment != number)
-
-    def cut_out(self, low: int, high: int) -> list[Run]:
-        """Take the sequence numbers [low, high) out of memory; their runs, cut to that range. `low` begins a run."""
-        hit = self.drop_where(lambda run: run.seq < high and run.end > low)
-        cut: list[Run] = []
-        for run in hit:
-            cut.append(run.part(run.seq, min(high, run.end)))
-            if run.end > high:
-                self._return(rest := run.part(high, run.end))
-                self.window_bytes += run_cost(rest)
-        return cut

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappush
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable.disk import acklog
@@ -11,6 +10,8 @@ from batchqueue_async.durable.state.frame import EPOCH_NS, Run
 
 if TYPE_CHECKING:
     from batchqueue_async.durable.state.queue_state import QueueState
+
+_NONE = 1 << 63
 
 
 class Eviction:
@@ -43,33 +44,23 @@ class Eviction:
         """Drop one segment's records for a disk that is full; whether that, or an earlier drop, will free anything."""
         return self._state.freeing_bytes() > 0 or self._drop_segment()
 
-    def _oldest(self) -> Run | Extent | None:
-        """What holds the oldest record of the backlog."""
-        return self._state.backlog.oldest()
-
     def _drop_next(self, most: int) -> int:
+        """Drop up to so many of the oldest records that nobody has; how many."""
         state = self._state
-        oldest = self._oldest()
-        first = 1 << 63 if oldest is None else oldest.first if isinstance(oldest, Extent) else oldest.seq
+        oldest = state.backlog.oldest()
+        first = _NONE if oldest is None else oldest.first if isinstance(oldest, Extent) else oldest.seq
+        parked = state.index.oldest()
+        waits = _NONE if parked is None else parked[1]
         held = state.gate.oldest_held() if state.gate is not None else None
-        delayed = min(state.delayed, key=_seq_of, default=None)
-        if delayed is not None and delayed[1].seq < first and (held is None or delayed[1].seq < held.seq):
-            state.delayed.remove(delayed)
-            heapify(state.delayed)
-            if (rest := delayed[1].high - delayed[1].low - most) > 0:
-                run = delayed[1]
-                heappush(state.delayed, (delayed[0], run.part(run.end - rest, run.end)))
-                delayed = (delayed[0], run.part(run.seq, run.end - rest))
-            return self._drop_delayed([delayed])
-        if held is not None and held.seq < first and state.gate is not None:
-            return state.drop(state.gate.drop_held(lambda run: run.seq == held.seq), "oldest")
+        if held is not None and held < min(first, waits):
+            return state.drop_oldest_held()
+        if parked is not None and waits < first:
+            entry, low, high = parked
+            return state.drop_parked(entry, low, min(high, low + most), "oldest")
         if oldest is None:
             return 0
         if isinstance(oldest, Run):
-            cut = state.backlog.cut_first(oldest, most)
-            if cut is None:
-                cut = state.backlog.cut_out(oldest.seq, min(oldest.end, oldest.seq + most))
-            return state.drop(cut, "oldest")
+            return state.drop([state.backlog.cut_oldest(oldest, most)], "oldest")
         return self._drop_extent(oldest, oldest.first, min(oldest.stop, oldest.first + most), "oldest")
 
     def _drop_extent(self, extent: Extent, low: int, high: int, reason: str) -> int:
@@ -96,30 +87,18 @@ class Eviction:
 
     def _drop_all_of(self, number: int) -> None:
         state = self._state
+        entry = state.segments[number]
 
         def here(run: Run) -> bool:
-            return state.place(run.frame)[0] == number
+            return state.index.at(run.seq) is entry
 
         state.drop(state.backlog.drop_where(here), "oldest")
-        if state.gate is not None:
-            state.drop(state.gate.drop_held(here), "oldest")
+        state.drop_held(here)
         for extent in [extent for extent in state.backlog.extents if extent.segment == number]:
             self._drop_extent(extent, extent.first, extent.stop, "oldest")
-        runs = [entry for entry in state.delayed if here(entry[1])]
-        if runs:
-            state.delayed = [entry for entry in state.delayed if not here(entry[1])]
-            heapify(state.delayed)
-            self._drop_delayed(runs)
-        entry = state.segments[number]
+        state.drop_parked(entry, entry.first, entry.end, "oldest")
         # Nothing of it is left then, wherever it was known: the segment can go.
         state.counters.dropped["oldest"] += state.settle_range(entry, acklog.DROPPED, entry.first, entry.end)
-
-    def _drop_delayed(self, entries: list[tuple[float, Run]]) -> int:
-        state = self._state
-        runs = [run for _, run in entries]
-        if state.gate is not None:
-            state.backlog.give_back(state.gate.release(runs))
-        return state.drop(runs, "oldest")
 
     def drop_aged(self, now_ns: int) -> int:
         """Drop what is past `max_age` without being asked for it; how many records."""
@@ -131,8 +110,7 @@ class Eviction:
         for extent in [extent for extent in state.backlog.extents if EPOCH_NS < extent.newest_ns < cutoff]:
             self._drop_extent(extent, extent.first, extent.stop, "max_age")
         state.drop(state.backlog.drop_where(lambda run: EPOCH_NS < run.frame.enqueued_ns < cutoff), "max_age")
+        for entry in state.index.aged(cutoff, EPOCH_NS):
+            # Those that wait on the disk go with the last of their segment; before that, when they are to be leased.
+            state.drop_parked(entry, entry.first, entry.end, "max_age")
         return state.counters.dropped["max_age"] - before
-
-
-def _seq_of(entry: tuple[float, Run]) -> int:
-    return entry[1].seq

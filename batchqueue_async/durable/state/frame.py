@@ -35,6 +35,7 @@ class Frame:
         "gathered",
         "kind",
         "offset",
+        "parts",
         "payloads",
         "rank",
         "raw",
@@ -56,6 +57,8 @@ class Frame:
         self.segment = -1
         self.offset = 0
         self.stored = 0
+        # Where it is in several frames on the disk: the first record and the offset of each.
+        self.parts: list[tuple[int, int]] = []
         self.deadline: float | None = None
         self.waiters: list[asyncio.Future[int]] = []
 
@@ -64,9 +67,10 @@ class Frame:
         """What its records take in memory: their payloads, and what Python takes for each."""
         return self.raw + RECORD_COST * self.count
 
-    def bare(self) -> Frame:
-        """The same frame without its payloads: they can be read from the disk again."""
-        frame = Frame(self.kind, None, self.raw, self.enqueued_ns, self.rank)
-        frame.count, frame.first = self.count, self.first
+    def part(self, low: int, high: int) -> Frame:
+        """The records at these places in a frame of their own: the payloads of the others are not kept by it."""
+        frame = Frame(self.kind, (self.payloads or [])[low:high], 0, self.enqueued_ns, self.rank)
+        frame.raw = sum(map(len, frame.gathered))
+        frame.first = self.first + low
         frame.segment, frame.offset, frame.stored = self.segment, self.offset, self.stored
         return frame

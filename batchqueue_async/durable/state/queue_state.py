@@ -7,15 +7,15 @@ do. Time comes in as arguments.
 from __future__ import annotations
 
 import math
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable.disk import acklog
 from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.durable.disk.acklog import Entry
-from batchqueue_async.durable.state.backlog import Backlog, Extent, run_bytes
-from batchqueue_async.durable.state.frame import EPOCH_NS
+from batchqueue_async.durable.state.backlog import Backlog, Extent, run_bytes, run_cost, trimmed
+from batchqueue_async.durable.state.frame import EPOCH_NS, Frame, Run
 from batchqueue_async.durable.state.ranges import RangeMap
+from batchqueue_async.durable.state.record_index import RecordIndex
 from batchqueue_async.durable.state.table import Segment
 from batchqueue_async.durable.stats import Counters
 from batchqueue_async.durable.write.writer import HintWrite, Outcome
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.config import DurableConfig
     from batchqueue_async.durable.disk.compaction import Compacted
     from batchqueue_async.durable.disk.recovery import Survey
-    from batchqueue_async.durable.state.frame import Frame, Run
     from batchqueue_async.durable.write.pending import WriteBuffer
 
 _NS = 1_000_000_000
@@ -35,6 +34,8 @@ _COMPACT = 64 * 1024
 _COMPACT_RATIO = 4
 # A hint is rewritten when it is larger than this part of a segment: under a small `max_bytes`, hints are small as well.
 _HINT_SHARE = 32
+# Records that wait for their keys keep their payloads in this part of the window, so that reading never stands still.
+_HELD_SHARE = 4
 
 
 class QueueState:
@@ -46,12 +47,15 @@ class QueueState:
         self.touched = {entry.number for entry in found.segments if entry.pending}
         self.next_seq = found.next_seq
         self.newest = max(self.segments, default=-1)
+        self.index = RecordIndex(found.segments)
         self.backlog = Backlog(
+            self.index,
             newest_first=config.order == "freshest",
             memory_bytes=config.memory_bytes,
             memory_blocks=config.memory_blocks,
         )
-        self.gate = KeyOrder(config.key, config.key_lookahead) if config.key is not None else None
+        self.gate = KeyOrder(config.key, config.key_lookahead, self._hold) if config.key is not None else None
+        self.held_bytes = 0
         self.counters = Counters(recovered=found.report.records)
         self.records = found.report.records
         self.disk_bytes = found.report.disk_bytes
@@ -61,7 +65,6 @@ class QueueState:
         self.free_bytes: int | None = None
         self.moves = 0
         self.leased = 0
-        self.delayed: list[tuple[float, Run]] = []
         self.emptied = {entry.number for entry in found.segments if not entry.unsettled}
         self.sparse: set[int] = set()
         for entry in found.segments:
@@ -73,11 +76,6 @@ class QueueState:
                     entry.number, (entry.header.data_start, entry.data_end), (entry.first, entry.end), entry.newest_ns
                 )
                 self.backlog.add_extent(extent)
-
-    @property
-    def delayed_records(self) -> int:
-        """Records that wait for the delay of their nack."""
-        return sum(run.high - run.low for _, run in self.delayed)
 
     @property
     def extra_bytes(self) -> int:
@@ -149,7 +147,7 @@ class QueueState:
         while (moved := self.segments[number].moved) is not None and offset >= moved[0]:
             number, offset = moved[1], offset + moved[2]
         entry = self.segments[number]
-        if entry.index is not None:
+        if entry.compacted:
             return number, *entry.span(frame.first, frame.first + frame.count)
         return number, offset, offset + frame.stored
 
@@ -202,7 +200,8 @@ class QueueState:
         """Which segments the writer has opened, closed and moved."""
         for header in outcome.opened:
             number = header.number
-            self.segments[number] = Segment(header, fmt.DATA_START)
+            entry = self.segments[number] = Segment(header, fmt.DATA_START)
+            self.index.add(entry)
             self.disk_bytes += fmt.DATA_START
             self.newest = number
             self.emptied |= {entry.number for entry in self.segments.values() if _empty(entry)}
@@ -219,6 +218,10 @@ class QueueState:
         entry.end = self.next_seq = frame.first + frame.count
         entry.data_end = max(entry.data_end, frame.offset + frame.stored)
         entry.newest_ns = max(entry.newest_ns, frame.enqueued_ns)
+        shift = frame.offset - frame.parts[0][1] if frame.parts else 0
+        for first, offset in frame.parts or ((frame.first, frame.offset),):
+            entry.remember(first, offset + shift)
+        frame.parts = []
         if not entry.closed:
             self._resize(entry, entry.data_end)
         self.records += frame.count
@@ -242,6 +245,7 @@ class QueueState:
             new.leased = sum(run.high - run.low for run in self.outstanding() if first_seq <= run.seq < new.end)
             old.leased -= new.leased
             self._resize(new, max(new.size, new.data_end))
+        self.index.moved(old, new, first_seq, shift)
         old.data_end = min(old.data_end, offset)
         new.newest_ns = max(new.newest_ns, old.newest_ns)
         self._resize(old, old.data_end)
@@ -318,6 +322,7 @@ class QueueState:
         self.counters.compacted_bytes += entry.size - result.size
         entry.swapping = False
         entry.index = (result.firsts, result.offsets)
+        entry.compacted = True
         entry.data_end = result.data_end
         self._resize(entry, result.size)
         entry.arm_compaction(entry.unsettled)
@@ -326,7 +331,9 @@ class QueueState:
     def forget(self, numbers: list[int]) -> None:
         """Segments that are deleted from the disk."""
         for number in numbers:
-            self.segments.pop(number, None)
+            entry = self.segments.pop(number, None)
+            if entry is not None:
+                self.index.forget(entry)
 
     def undelete(self, numbers: list[int]) -> None:
         """Segments whose deletion failed; it is tried again."""
@@ -401,7 +408,9 @@ class QueueState:
     def grant(self, max_records: int, max_bytes: int, now_ns: int) -> list[Run]:
         """The next records for a lease; those past `max_age` are dropped on the way."""
         granted: list[Run] = []
-        while max_records > 0 and max_bytes > 0 and not (self.gate and self.gate.full and not self.backlog.runs()):
+        while (
+            max_records > 0 and max_bytes > 0 and not (self.gate and self.gate.full and not self.backlog.any_returned)
+        ):
             most = max_records if self.gate is None else min(max_records, self.gate.room)
             runs = self.backlog.take(most, max_bytes, at_least_one=not granted)
             if not runs:
@@ -420,7 +429,7 @@ class QueueState:
 
     def _note_leases(self, leased: list[Run]) -> None:
         for run in leased:
-            entry = self.segments[self.place(run.frame)[0]]
+            entry = self.index.of(run.seq)
             self._lease(entry, run, 1)
             entry.attempts.put(run.seq, run.end, run.attempts)
             self._note(entry, Entry(acklog.LEASED, run.seq, run.end, run.attempts))
@@ -432,7 +441,7 @@ class QueueState:
 
     def _come_back(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            entry = self.segments[self.place(run.frame)[0]]
+            entry = self.index.of(run.seq)
             self._lease(entry, run, -1)
             # Fewer than were noted, if this lease was no attempt.
             entry.attempts.put(run.seq, run.end, run.attempts)
@@ -482,7 +491,7 @@ class QueueState:
         else:
             for run in runs:
                 # Without its payloads: a delay may be long, and there may be many.
-                heappush(self.delayed, (due, self.backlog.bare(run)))
+                self.index.delay(due, run.seq, run.end)
 
     def undo(self, runs: list[Run]) -> None:
         """A lease that never reached its caller: its records are as they were."""
@@ -491,29 +500,75 @@ class QueueState:
         self._ready(back)
 
     def wake_delayed(self, now: float) -> bool:
-        """Make the records ready whose delay is over; whether there were any."""
-        due: list[Run] = []
-        while self.delayed and self.delayed[0][0] <= now:
-            due.append(heappop(self.delayed)[1])
-        self._ready(due)
-        return bool(due)
+        """Make records ready whose delay is over, as many as one step should take; whether there were any."""
+        woken = self.index.wake(now)
+        self.release(woken)
+        for low, high in woken:
+            self.index.give_back(low, high)
+        return bool(woken)
+
+    def wake_all(self) -> bool:
+        """Make all records ready that are delayed; whether there were any."""
+        if not self.index.delayed:
+            return False
+        if self.gate is None:
+            self.index.wake_all()
+        while self.wake_delayed(math.inf):
+            pass
+        return True
 
     def _ready(self, runs: list[Run]) -> None:
-        freed = self.gate.release(runs) if self.gate is not None else []
+        self.release((run.seq, run.end) for run in runs)
         self.backlog.give_back(runs)
-        self.backlog.give_back(freed)
+
+    def release(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """The keys of these records are free: those that waited for them are ready."""
+        if self.gate is not None:
+            freed = self.gate.release(ranges)
+            self._count_held(freed)
+            self.backlog.give_back(freed)
+
+    def _hold(self, run: Run) -> Run:
+        """A record waits for its key: with its payload as long as there is room for that."""
+        size = run_cost(run)
+        if self.held_bytes + size > self.config.memory_bytes // _HELD_SHARE:
+            return Run(run.seq, _ON_DISK, 0, run.high - run.low, run.attempts)
+        self.held_bytes += size
+        return trimmed(run)
+
+    def _count_held(self, gone: Iterable[Run]) -> None:
+        self.held_bytes -= sum(map(run_cost, gone))
+
+    def drop_held(self, wanted: Callable[[Run], bool]) -> int:
+        """Drop records that wait for their keys; how many."""
+        gone = self.gate.drop_held(wanted) if self.gate is not None else []
+        self._count_held(gone)
+        return self.drop(gone, "oldest")
+
+    def drop_oldest_held(self) -> int:
+        """Drop the oldest record that waits for its key; how many."""
+        gone = [self.gate.drop_oldest()] if self.gate is not None else []
+        self._count_held(gone)
+        return self.drop(gone, "oldest")
+
+    def drop_parked(self, entry: Segment, low: int, high: int, reason: str) -> int:
+        """Drop what of [low, high) waits on the disk, to be delivered again now or later; how many."""
+        waiting = [*entry.delayed.present(low, high), *entry.returned.present(low, high)]
+        self.release(self.index.drop(entry, low, high))
+        dropped = sum(self.settle_range(entry, acklog.DROPPED, *part) for part in waiting)
+        self.counters.dropped[reason] += dropped
+        return dropped
 
     def _unlease(self, runs: list[Run]) -> None:
         for run in runs:
-            self._lease(self.segments[self.place(run.frame)[0]], run, -1)
-        if self.gate is not None:
-            self.backlog.give_back(self.gate.release(runs))
+            self._lease(self.index.of(run.seq), run, -1)
+        self.release((run.seq, run.end) for run in runs)
 
     def settle(self, kind: int, runs: list[Run]) -> int:
         """Records are done for this reason; how many were not done before."""
         count = 0
         for run in runs:
-            count += self.settle_range(self.segments[self.place(run.frame)[0]], kind, run.seq, run.end)
+            count += self.settle_range(self.index.of(run.seq), kind, run.seq, run.end)
         return count
 
     def settle_range(self, entry: Segment, kind: int, low: int, high: int) -> int:
@@ -531,6 +586,10 @@ class QueueState:
     def _note(self, entry: Segment, what: Entry) -> None:
         entry.note(what)
         self.touched.add(entry.number)
+
+
+# The frame of a record that is held without its payload.
+_ON_DISK = Frame(fmt.GROUP, None, 0, 0)
 
 
 def _not_open() -> int | None:

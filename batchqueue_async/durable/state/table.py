@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable.disk.acklog import LEASED, LOST, Entry
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from batchqueue_async.durable.disk.format import SegmentHeader
 
+# How far apart the places are that are remembered: what is read in vain before a record that is wanted.
+_GRAIN = 16 << 10
+
 
 class Segment:
     """One segment of an open queue. `first` to `end` are its sequence numbers, `start` to `data_end` its frames."""
@@ -21,7 +24,9 @@ class Segment:
     __slots__ = (
         "attempts",
         "closed",
+        "compacted",
         "data_end",
+        "delayed",
         "deleted",
         "end",
         "first",
@@ -39,6 +44,7 @@ class Segment:
         "number",
         "pending",
         "proven",
+        "returned",
         "settled",
         "size",
         "sparse_at",
@@ -73,8 +79,13 @@ class Segment:
         # How many records its file holds, and how many have to be settled before compaction looks at it.
         self.held = 0
         self.sparse_at = 1 << 63
-        # A compacted segment: where each frame begins, by its first number. Places from before are looked up by number.
-        self.index: tuple[array[int], array[int]] | None = None
+        # Where frames begin, by their first number: of a compacted segment each, else one in every `_GRAIN` bytes of
+        # those that were written or read in this run. What is leased is written or read before.
+        self.index: tuple[array[int], array[int]] = (array("Q"), array("Q"))
+        self.compacted = False
+        # Records that wait on the disk alone: for the delay of their nack, or to be delivered again.
+        self.delayed = RangeSet()
+        self.returned = RangeSet()
         self.swapping = False
 
     @property
@@ -94,12 +105,56 @@ class Segment:
 
     def span(self, low: int, high: int) -> tuple[int, int]:
         """Where the frames with the numbers [low, high) are in a compacted segment."""
-        firsts, offsets = self.index or (array("Q"), array("Q"))
+        firsts, offsets = self.index
         start, stop = bisect_left(firsts, low), bisect_left(firsts, high)
         return (
             offsets[start] if start < len(offsets) else self.data_end,
             offsets[stop] if stop < len(offsets) else self.data_end,
         )
+
+    def remember(self, first: int, offset: int) -> None:
+        """The frame that begins with record `first` is at this offset."""
+        if self.compacted:
+            return
+        firsts, offsets = self.index
+        at = bisect_left(firsts, first)
+        if at and offset - offsets[at - 1] < _GRAIN:
+            return
+        if at < len(firsts) and firsts[at] == first:
+            return
+        firsts.insert(at, first)
+        offsets.insert(at, offset)
+        if at + 2 < len(offsets) and offsets[at + 2] - offset < _GRAIN:
+            del firsts[at + 1], offsets[at + 1]
+
+    def take_places(self, other: Segment, first: int, shift: int) -> None:
+        """Frames of `other` from record `first` on are here now, this much further on."""
+        firsts, offsets = other.index
+        at = bisect_left(firsts, first)
+        self.index[0].extend(firsts[at:])
+        self.index[1].extend(array("Q", (offset + shift for offset in offsets[at:])))
+        del firsts[at:], offsets[at:]
+
+    def near(self, low: int, high: int) -> tuple[int, int, int]:
+        """Between which offsets [low, high) are, with what is read on the way, and the number of the first of that."""
+        firsts, offsets = self.index
+        start, stop = bisect_right(firsts, low) - 1, bisect_left(firsts, high)
+        end = offsets[stop] if stop < len(offsets) else self.data_end
+        return (self.header.data_start, end, 0) if start < 0 else (offsets[start], end, firsts[start])
+
+    def cut(self, low: int, high: int, size: int, *, newest_first: bool) -> tuple[int, int]:
+        """The beginning of [low, high), or its end: what is in about `size` bytes."""
+        firsts, offsets = self.index
+        start, end, _ = self.near(low, high)
+        if end - start <= size:
+            return low, high
+        if newest_first:
+            at = bisect_right(offsets, end - size)
+            return (min(max(low, firsts[at]), high - 1) if at < len(firsts) else low), high
+        at = max(bisect_right(offsets, start + size) - 1, 0)
+        while at < len(firsts) and firsts[at] <= low:
+            at += 1
+        return low, min(high, firsts[at]) if at < len(firsts) else high
 
     def settle(self, kind: int, low: int, high: int) -> int:
         """Mark [low, high) as done for this reason, in memory and for the hint; how many of them were not."""

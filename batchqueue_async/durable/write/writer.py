@@ -235,6 +235,7 @@ class Writer:
             at = stop
 
     def _encode(self, frame: Frame, payloads: list[bytes], target: segment.SegmentWriter, offset: int) -> list[bytes]:
+        frame.parts = []
         if len(payloads) == 1 or fmt.frame_size(len(payloads), frame.raw) <= fmt.FRAME_BYTES:
             return self._encode_one(frame, payloads, target, (frame.first, offset, 0))
         pieces: list[bytes] = []
@@ -249,6 +250,7 @@ class Writer:
             flags = 0
             if frame.kind == fmt.ATOMIC:
                 flags = (fmt.CONTINUED if at else 0) | (fmt.MORE if stop < len(payloads) else 0)
+            frame.parts.append((frame.first + at, offset))
             part = self._encode_one(frame, payloads[at:stop], target, (frame.first + at, offset, flags))
             offset += sum(map(len, part))
             pieces += part
