@@ -28,10 +28,10 @@ from batchqueue_async.durable.losses import LossLog
 from batchqueue_async.durable.read.graveyard import DeadLetterQueue
 from batchqueue_async.durable.read.leasing import LeaseManager
 from batchqueue_async.durable.read.loader import Loader
-from batchqueue_async.durable.state.admission import Admission
 from batchqueue_async.durable.state.compaction import CompactionPlan
 from batchqueue_async.durable.state.queue_state import QueueState
 from batchqueue_async.durable.stats import DurableStats, snapshot
+from batchqueue_async.durable.write.admission import Admission
 from batchqueue_async.durable.write.compactor import Compactor
 from batchqueue_async.durable.write.pending import WriteBuffer
 from batchqueue_async.durable.write.pump import DROPPED, GroupCommit
@@ -193,7 +193,7 @@ class DurableQueue:
             clock=self._now_ns, deadline=self._deadline, future=self._loop.create_future, buffer=config.write_buffer
         )
         self._state = state = QueueState(config, survey, pending)
-        state.free_bytes = free
+        state.room.looked(free)
         self._losses = LossLog(state.counters.dropped, self.path, self._loop.time)
         writer = Writer(
             self._files,
@@ -207,7 +207,7 @@ class DurableQueue:
         )
         dead_bytes = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
         self._graveyard = DeadLetterQueue(self._open_dead, self.put_many, clock=self._now_ns)
-        state.count_dead_letters(dead_bytes, self._graveyard.disk_bytes)
+        state.room.count_dead_letters(dead_bytes, self._graveyard.disk_bytes)
         self._loader = Loader(self._files, self.path)
         self._leasing = leasing = LeaseManager(
             state,
@@ -630,7 +630,7 @@ class DurableQueue:
     @property
     def size(self) -> int:
         """The bytes of everything in the directory."""
-        return self._state.disk_bytes + self._state.extra_bytes
+        return self._state.room.used_bytes
 
     @property
     def next_due(self) -> float | None:

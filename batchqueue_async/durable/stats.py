@@ -136,7 +136,7 @@ def snapshot(state: QueueState) -> DurableStats:
     """The counts of a queue as they are now."""
     counters = state.counters
     config = state.config
-    disk = state.disk_bytes + state.extra_bytes
+    disk = state.room.used_bytes
     held = state.gate.held if state.gate is not None else 0
     delayed = state.index.delayed
     shares = [0.0]
@@ -153,7 +153,7 @@ def snapshot(state: QueueState) -> DurableStats:
         disk_bytes=disk,
         max_bytes=config.max_bytes,
         utilization=max(shares),
-        free_bytes=state.free_bytes,
+        free_bytes=state.room.free_bytes,
         memory_blocks=len(state.backlog.window),
         memory_bytes=state.backlog.window_bytes + state.held_bytes,
         pending=state.pending.records,

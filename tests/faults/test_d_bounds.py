@@ -275,7 +275,7 @@ async def test_d_25_a_drop_among_many_delayed_records_costs_what_it_drops():
             for record in lease.records[::2]:
                 await lease.nack(1_000 + record.seq % 13, [record.seq])
             await lease.nack(1_000)
-            dropper = queue._pump._dropper
+            dropper = queue._state.room.eviction
             assert queue.stats().delayed + len(lease) > 0
 
             async def drop() -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from batchqueue_async._support import log
 from batchqueue_async.durable.disk import quarantine
 from batchqueue_async.durable.read.rereading import Rereading
-from batchqueue_async.durable.state.dropping import Eviction
 from batchqueue_async.errors import BatchQueueError, QueueClosedError
 from batchqueue_async.leases.lease import Lease
 
@@ -76,7 +75,6 @@ class LeaseManager:
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._rereading = Rereading(state)
-        self._dropper = Eviction(state)
         self._loader = loader
         self._runner = runner
         self._files = files
@@ -320,7 +318,7 @@ class LeaseManager:
         self._arm("sweep", self._loop.time() + min(_SWEEP, age / 2), self._sweep)
 
     def _sweep(self) -> None:
-        if self._dropper.drop_aged(self._clock()):
+        if self._state.room.eviction.drop_aged(self._clock()):
             self._after_change()
         self._arm_sweep()
 

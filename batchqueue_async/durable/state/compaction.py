@@ -56,7 +56,7 @@ class CompactionPlan:
     def passed(self) -> int | None:
         """When half of the room is used: the oldest segment that consumers have left behind."""
         state = self._state
-        if not state.sparse or (state.disk_bytes + state.extra_bytes) * 2 < state.config.usable_bytes:
+        if not state.sparse or not state.room.is_half_used:
             return None
         number, front = min(state.sparse), state.backlog.front()
         return number if front is not None and number < front else None
@@ -97,11 +97,7 @@ class CompactionPlan:
 
     def has_room(self, size: int) -> bool:
         """Whether there is room for the copy beside the segment: in the reserve, if need be."""
-        state = self._state
-        most, free = state.config.max_bytes, state.free_bytes
-        if most is not None and state.disk_bytes + state.extra_bytes + state.pending.disk_bytes + size > most:
-            return False
-        return free is None or size <= free
+        return self._state.room.has(size)
 
     def refused(self, number: int) -> None:
         """It was not worth it: not again before half of what it holds now is settled."""

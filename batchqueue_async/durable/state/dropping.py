@@ -34,7 +34,7 @@ class Eviction:
             while dropped < wanted and (new := self._drop_next(wanted - dropped)):
                 dropped += new
             return dropped > 0
-        needed = state.missing_bytes(size)
+        needed = state.room.missing_bytes(size)
         while needed > state.freeing_bytes():
             if not self._drop_segment():
                 break

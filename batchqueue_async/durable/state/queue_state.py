@@ -16,6 +16,7 @@ from batchqueue_async.durable.state.backlog import Backlog, Extent, run_bytes, r
 from batchqueue_async.durable.state.frame import EPOCH_NS, Frame, Run
 from batchqueue_async.durable.state.ranges import RangeMap
 from batchqueue_async.durable.state.record_index import RecordIndex
+from batchqueue_async.durable.state.room import Room
 from batchqueue_async.durable.state.table import Segment
 from batchqueue_async.durable.stats import Counters
 from batchqueue_async.durable.write.writer import HintWrite, Outcome
@@ -59,10 +60,8 @@ class QueueState:
         self.counters = Counters(recovered=found.report.records)
         self.records = found.report.records
         self.disk_bytes = found.report.disk_bytes
-        self._dead_known = 0
-        self._dead_now: Callable[[], int | None] = _not_open
         self.pending = pending
-        self.free_bytes: int | None = None
+        self.room = Room(self)
         self.moves = 0
         self.leased = 0
         self.emptied = {entry.number for entry in found.segments if not entry.unsettled}
@@ -77,41 +76,6 @@ class QueueState:
                 )
                 self.backlog.add_extent(extent)
 
-    @property
-    def extra_bytes(self) -> int:
-        """What the dead letters take more than they did when the directory was last looked at."""
-        now = self._dead_now()
-        return 0 if now is None else now - self._dead_known
-
-    def count_dead_letters(self, known: int, now: Callable[[], int | None]) -> None:
-        """The dead letters took `known` bytes, which `disk_bytes` counts; `now` says what they take."""
-        self._dead_known, self._dead_now = known, now
-
-    # Room
-
-    def room(self, records: int, size: int) -> str | None:
-        """Why there is no room for these, or None."""
-        config = self.config
-        if config.max_records is not None and self.records + self.pending.records + records > config.max_records:
-            return "max_records"
-        if self.disk_bytes + self.extra_bytes + self.pending.disk_bytes + size > config.usable_bytes:
-            return "max_bytes"
-        free = self.free_bytes
-        if config.min_free_bytes and free is not None and free - self.pending.disk_bytes - size < config.min_free_bytes:
-            return "min_free_bytes"
-        return None
-
-    def missing_bytes(self, size: int) -> int:
-        """How many bytes on the disk have to go before `size` more fit into both limits; not above 0 when they do."""
-        config = self.config
-        wanted = self.pending.disk_bytes + size
-        missing = 0.0
-        if config.max_bytes is not None:
-            missing = self.disk_bytes + self.extra_bytes + wanted - config.usable_bytes
-        if config.min_free_bytes and self.free_bytes is not None:
-            missing = max(missing, config.min_free_bytes - (self.free_bytes - wanted))
-        return int(missing)
-
     def freeing_bytes(self) -> int:
         """What settled segments that are not deleted yet take, and will give back with the next round."""
         total = 0
@@ -123,21 +87,6 @@ class QueueState:
         if newest is not None and not newest.unsettled and not self._referred(newest.number):
             total += max(0, newest.data_end - newest.header.data_start)
         return total
-
-    def fixed_bytes(self) -> int:
-        """What stays on the disk when every record is settled: other files, and one segment without frames."""
-        segments = sum(entry.size + entry.hint_bytes for entry in self.segments.values() if not entry.deleted)
-        return self.disk_bytes + self.extra_bytes - segments + fmt.DATA_START + fmt.FOOTER
-
-    def fits_ever(self, records: int, size: int) -> bool:
-        """Whether an empty queue would have room for these."""
-        limit = self.config.max_records
-        return (limit is None or records <= limit) and self.fixed_bytes() + size <= self.config.usable_bytes
-
-    def fits_alone(self, records: int, size: int) -> bool:
-        """Whether an empty queue without dead letters and other files would have room for these."""
-        limit = self.config.max_records
-        return (limit is None or records <= limit) and size <= self.config.usable_bytes
 
     # The writer
 
@@ -171,7 +120,7 @@ class QueueState:
         counters.sync_errors += outcome.sync_errors
         counters.syncs += outcome.synced
         counters.rotations += len(outcome.opened)
-        self.free_bytes = outcome.free_bytes if outcome.free_bytes is not None else self.free_bytes
+        self.room.looked(outcome.free_bytes)
         if outcome.shrunk is not None:
             self.shrunk(outcome.shrunk)
         self._follow(outcome)
@@ -354,14 +303,16 @@ class QueueState:
         floor = min(_COMPACT, self.config.rotate_bytes // _HINT_SHARE)
         # Where the reserve of `max_bytes` is half used up, a hint is as small as it can be.
         reserve = (self.config.max_bytes or 0) - min(self.config.usable_bytes, 1 << 62)
-        ratio = 1 if 2 * self._spare_bytes() < reserve else _COMPACT_RATIO
+        ratio = 1 if 2 * self.room.spare_bytes < reserve else _COMPACT_RATIO
         for number in sorted(self.touched):
             entry = self.segments.get(number)
             if entry is None or entry.deleted or not (entry.pending or entry.fresh_hint):
                 continue
             least = max(entry.hint_anew, acklog.HEADER + acklog.ENTRY + 8 * len(entry.settled))
             size = entry.hint_bytes + acklog.ENTRY * len(entry.pending)
-            anew = entry.fresh_hint or size > max(floor, ratio * least) or self._spare_bytes() < size - entry.hint_bytes
+            anew = (
+                entry.fresh_hint or size > max(floor, ratio * least) or self.room.spare_bytes < size - entry.hint_bytes
+            )
             writes.append(self._hint(entry, anew=anew))
         self.touched.clear()
         self.counters.hint_writes += len(writes)
@@ -375,7 +326,7 @@ class QueueState:
             data += acklog.encode_entries(losses, entry.first, entry.marker)
             attempts = acklog.encode_entries(self._attempts(entry), entry.first, entry.marker)
             grown = len(data) + len(attempts) - entry.hint_bytes
-            if self.config.max_attempts is not None or grown <= self._spare_bytes():
+            if self.config.max_attempts is not None or grown <= self.room.spare_bytes:
                 # Else there is no room for them: how often a record was leased counts from here on.
                 data += attempts
             entry.hint_anew = size = len(data)
@@ -387,11 +338,6 @@ class QueueState:
         self.disk_bytes += size - entry.hint_bytes
         entry.hint_bytes = size
         return HintWrite(entry.number, entry.marker, data, anew)
-
-    def _spare_bytes(self) -> float:
-        """What is left of all that the directory may take."""
-        most = self.config.max_bytes
-        return math.inf if most is None else most - self.disk_bytes - self.extra_bytes
 
     def _attempts(self, entry: Segment) -> Iterable[Entry]:
         for low, high in entry.settled.missing(entry.first, entry.end):
@@ -590,11 +536,6 @@ class QueueState:
 
 # The frame of a record that is held without its payload.
 _ON_DISK = Frame(fmt.GROUP, None, 0, 0)
-
-
-def _not_open() -> int | None:
-    """Until it is opened, the queue of the dead letters is as it was."""
-    return None
 
 
 def _empty(entry: Segment) -> bool:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
 from batchqueue_async.durable.disk.files import NO_ROOM
-from batchqueue_async.durable.state.dropping import Eviction
 from batchqueue_async.durable.state.frame import ALWAYS, INTERVAL, Frame
 from batchqueue_async.durable.write.writer import HintWrite, Outcome, Round, Writer
 from batchqueue_async.errors import BatchQueueError, DiskFullError, DurableQueueError, QueueClosedError
@@ -50,7 +49,6 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._config: DurableConfig = state.config
-        self._dropper = Eviction(state)
         self._writer = writer
         self._runner = runner
         self._path = path
@@ -61,7 +59,6 @@ class GroupCommit:
         self._pending.on_frame = self.kick
         self.busy = False
         self._scheduled = False
-        self._stalled = False
         # Whatever makes a put ask the door first: quotas, a full disk, others that wait for room. 0: straight in.
         self.guards = 0
         self._sync_due = self._stale_due = self._hint_sync_due = False
@@ -103,11 +100,11 @@ class GroupCommit:
     @property
     def stalled(self) -> bool:
         """Whether frames wait for room on a full disk."""
-        return self._stalled
+        return self._state.room.disk_full
 
     def _stall(self, *, stalled: bool) -> None:
-        self.guards += stalled - self._stalled
-        self._stalled = stalled
+        self.guards += stalled - self.stalled
+        self._state.room.disk_full = stalled
 
     def kick(self) -> None:
         """Send a round after everybody who runs in this turn of the loop has had a say."""
@@ -201,7 +198,7 @@ class GroupCommit:
     @property
     def starved(self) -> bool:
         """Whether anybody waits for room, or the disk was found full."""
-        return bool(self._room_waiters) or self._stalled or self._short
+        return bool(self._room_waiters) or self.stalled or self._short
 
     def _tell_readers(self) -> None:
         calls, self._after_this = self._after_this, []
@@ -338,7 +335,7 @@ class GroupCommit:
             self._pending.put_back([frame for frame in failed if frame not in late])
             self._fail(late, self._full("block_timeout is over"), error)
             self._after("probe", _PROBE, self.kick)
-        elif overflow == "drop_oldest" and not self._ended and self._dropper.make_room_on_disk():
+        elif overflow == "drop_oldest" and not self._ended and self._state.room.eviction.make_room_on_disk():
             self._pending.put_back(failed)
         else:
             self._fail(
