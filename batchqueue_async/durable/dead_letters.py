@@ -46,7 +46,8 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
 def encode(payload: bytes, *, reason: str, attempts: int, seq: int, enqueued_ns: int, died_ns: int) -> bytes:
     """A dead letter as a record of its own queue."""
-    text = reason.encode()[:_REASON_BYTES]
+    # A reason is often an error's text, and that may quote a file name that is no UTF-8.
+    text = reason.encode(errors="backslashreplace")[:_REASON_BYTES]
     return _HEAD.pack(_VERSION, seq, min(attempts, 0xFFFFFFFF), enqueued_ns, died_ns, len(text)) + text + payload
 
 

@@ -14,6 +14,7 @@ from asyncio import get_running_loop
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -101,7 +102,7 @@ class DurableQueue:
         """A queue in the directory `path`, made when it isn't there; nothing happens before `async with` or `await`.
 
         Args:
-            path: the directory; relative to the current one.
+            path: the directory; relative to the one that is current now.
             config: how it behaves.
             name: a directory below `path`: letters, digits, dots, dashes and underscores.
             files: the file system; the tests replace it.
@@ -116,7 +117,10 @@ class DurableQueue:
                     "use letters, digits, '.', '-' and '_', at most 100, not starting with '.' or '-'"
                 )
             place /= name
-        return cls(place, config or DurableConfig(), files or OsFiles(), wall_clock, runner)
+        if "\0" in str(place):
+            raise ConfigError(f"DurableQueue.open: path={str(place)!r} has a NUL character; give a directory's path")
+        # As it is now: a program that changes its directory later keeps its queue.
+        return cls(place.absolute(), config or DurableConfig(), files or OsFiles(), wall_clock, runner)
 
     # Opening and closing
 
@@ -204,6 +208,7 @@ class DurableQueue:
             segment_bytes=_segment_bytes(config.rotate_bytes, free, survey.report.disk_bytes),
             buffer=config.write_buffer,
             watch_free=config.min_free_bytes > 0,
+            lock=self._lock,
         )
         dead_bytes = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
         self._graveyard = DeadLetterQueue(self._open_dead, self.put_many, clock=self._now_ns)
@@ -528,8 +533,11 @@ class DurableQueue:
         """
         if self._open_loop is None or get_running_loop() is not self._open_loop:
             self._check()
-        if max_records < 1 or max_bytes < 1:
-            raise ConfigError(f"DurableQueue.lease: max_records={max_records}, max_bytes={max_bytes}; give 1 or more")
+        # Before anything is taken: a number that fails amid it would take records along.
+        if type(max_records) is not int or type(max_bytes) is not int or max_records < 1 or max_bytes < 1:
+            max_records, max_bytes = _whole("max_records", max_records), _whole("max_bytes", max_bytes)
+        if wait is not None and (not isinstance(wait, int | float) or wait != wait):  # noqa: PLR0124 - not a number
+            raise ConfigError(f"DurableQueue.lease: wait={wait!r} is not a number of seconds; None waits, 0 does not")
         return await self._leasing.lease(max_records, max_bytes, wait)
 
     # Dead letters
@@ -687,6 +695,16 @@ def _as_bytes(payload: object) -> bytes:
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(cast("bytes", payload))
     raise ConfigError(f"DurableQueue: a payload is bytes, not {type(payload).__name__}; encode it first")
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        number = index(cast("int", value))
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ConfigError(f"DurableQueue.lease: {name}={value!r} is not a whole number of at least 1; give 1 or more")
+    return number
 
 
 def _nothing(_result: object, _error: BaseException | None) -> None:

@@ -56,7 +56,7 @@ class KeyOrder:
         for run in runs:
             for seq in range(run.seq, run.end):
                 one = run.part(seq, seq + 1)
-                key = self._of(one)
+                key = self._of(one, mine)
                 if key in self._busy or key in self._held:
                     self._held.setdefault(key, deque()).append(self._hold(one))
                     self._waiting[seq] = key
@@ -122,11 +122,13 @@ class KeyOrder:
             del self._waiting[run.seq]
         return dropped
 
-    def _of(self, one: Run) -> Hashable:
+    def _of(self, one: Run, mine: dict[Hashable, int]) -> Hashable:
         payloads = one.frame.payloads or []
         try:
             key = self._key(payloads[one.low])
-            hash(key)
+            # It is hashed here, and compared with every key that it will be compared with.
+            for keys in (self._busy, self._held, mine):
+                keys.get(key)
         except Exception:  # noqa: BLE001 - the user's function; the record is as good as any, and so are its neighbours
             # Those whose key can't be told are in order among each other.
             self.failures += 1

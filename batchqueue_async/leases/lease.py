@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import repeat
+from operator import index
 from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
@@ -184,7 +185,7 @@ class Lease:
         Not `counted`, this lease is no attempt: nobody tried what the records are for. `more` attempts were made on
         this lease besides the one that it counts for.
         """
-        if not delay >= 0:
+        if not isinstance(delay, int | float) or not delay >= 0:
             raise ConfigError(f"Lease.nack: delay={delay!r} is below 0; give 0 or more seconds")
         taken = self._take(seqs)
         if more or not counted:
@@ -203,7 +204,10 @@ class Lease:
     def _take(self, seqs: Iterable[int] | None) -> list[Run]:
         if seqs is None:
             return self.forfeit()
-        wanted = sorted(set(seqs))
+        try:
+            wanted = sorted({index(seq) for seq in seqs})
+        except TypeError as error:
+            raise ConfigError(f"Lease: seqs={seqs!r}: {error}; give the `seq` of its records") from error
         self._must_have(wanted)
         left = self._by_number()
         taken: list[Run] = []

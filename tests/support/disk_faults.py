@@ -43,7 +43,9 @@ CHANGES = frozenset(
         "replace", "rename", "unlink",
     }
 )  # fmt: skip
-ASKING = frozenset({"names", "size", "open_append", "open_read", "read", "close", "free_bytes", "linked", "lock"})
+ASKING = frozenset(
+    {"names", "size", "open_append", "open_read", "read", "close", "free_bytes", "linked", "is_locked", "lock"}
+)
 # After these the queue can't know what is left, in bytes, until it looks again.
 UNSURE = frozenset(
     {"size", "names", "free_bytes", "truncate", "append", "unlink", "write", "replace", "open_read", "read", "close"}

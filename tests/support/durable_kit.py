@@ -211,6 +211,10 @@ class RecordingFiles:
         node, path, _ = self.descriptors[descriptor]
         return self.entries.get(path) == node
 
+    def is_locked(self, lock: int, path: Path) -> bool:
+        self._check("is_locked", path)
+        return True
+
     def lock(self, path: Path) -> int:
         self._check("lock", path)
         if path in self.locked:

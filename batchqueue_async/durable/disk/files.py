@@ -119,6 +119,10 @@ class Files(Protocol):
         """Whether an open file still has its name: one that was deleted under its owner keeps nothing."""
         ...
 
+    def is_locked(self, lock: int, path: Path) -> bool:
+        """Whether the directory at this path is the one of this lock, and not another under its name."""
+        ...
+
     def lock(self, path: Path) -> int:
         """Take the directory's lock or raise `LockedError` naming its holder; a descriptor to close.
 
@@ -256,6 +260,15 @@ class OsFiles:
     def linked(self, descriptor: int) -> bool:
         """By the number of its names."""
         return os.fstat(descriptor).st_nlink > 0
+
+    def is_locked(self, lock: int, path: Path) -> bool:
+        """By the number of its inode."""
+        try:
+            there = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        here = os.fstat(lock)
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def lock(self, path: Path) -> int:
         """`flock` on the directory: between processes, and between two queues of one process as well."""

@@ -30,6 +30,7 @@ _READ = 4 << 20
 _SWEEP = 60.0
 _BURY_AGAIN = 5.0
 _READ_AGAIN = 0.25
+_LONGEST = 86_400.0 * 365
 # Not the place's fault but the moment's: a limit of the process, of memory, or a mount that comes back.
 _PASSING = frozenset(
     {
@@ -117,7 +118,7 @@ class LeaseManager:
         waiter = _Waiter(self._loop.create_future(), max_records, max_bytes)
         waiter.expired = wait is not None and wait <= 0
         if wait is not None and wait > 0:
-            waiter.timer = self._loop.call_later(wait, self._time_over, waiter)
+            waiter.timer = self._loop.call_later(min(wait, _LONGEST), self._time_over, waiter)
         self._waiters.append(waiter)
         self.serve()
         try:
@@ -271,6 +272,8 @@ class LeaseManager:
     # Time
 
     def _arm(self, name: str, when: float, call: Callable[[], None]) -> None:
+        # What is further off is looked at again then: loops don't take every number.
+        when = min(when, self._loop.time() + _LONGEST)
         armed = self._timers.get(name)
         if armed is not None:
             due, timer = armed

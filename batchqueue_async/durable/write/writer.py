@@ -125,6 +125,7 @@ class Writer:
         segment_bytes: int,
         buffer: int,
         watch_free: bool,
+        lock: int,
     ) -> None:
         self._files = files
         self._directory = directory
@@ -134,6 +135,7 @@ class Writer:
         self._segment_bytes = segment_bytes
         self._buffer = buffer
         self._watch_free = watch_free
+        self._lock = lock
         self._active: segment.SegmentWriter | None = None
         self._source: segment.SegmentWriter | None = None
         self._retained: list[tuple[Frame, list[bytes]]] = []
@@ -148,8 +150,12 @@ class Writer:
 
     def run(self, work: Round) -> Outcome:
         """Do a round. What failed is in the outcome, of whatever class it is."""
-        self._outcome = outcome = Outcome(work)
+        self._outcome = Outcome(work)
         self._placed = 0
+        return self._carry_out(work) if self._is_mine() else self._refuse_all(work)
+
+    def _carry_out(self, work: Round) -> Outcome:
+        outcome = self._outcome
         if work.segment_bytes is not None:
             self._segment_bytes = work.segment_bytes
         self._delete(work.deletes)
@@ -178,6 +184,22 @@ class Writer:
                 outcome.free_bytes = self._files.free_bytes(self._directory)
         active = self._active
         outcome.dirty = bool(self._retained or self._unsynced or (active is not None and active.unsynced))
+        if work.last:
+            self.close()
+        return outcome
+
+    def _is_mine(self) -> bool:
+        """Whether the directory is still the locked one: in one that has taken its name, others own every file."""
+        try:
+            return self._files.is_locked(self._lock, self._directory)
+        except Exception:  # noqa: BLE001 - as in `run`; what is wrong with the disk shows in the calls that follow
+            return True
+
+    def _refuse_all(self, work: Round) -> Outcome:
+        outcome = self._outcome
+        outcome.error = OSError(errno.ENOENT, "the directory was deleted, moved or replaced", str(self._directory))
+        outcome.kept = list(work.deletes)
+        outcome.hint_errors = [hint.number for hint in work.hints]
         if work.last:
             self.close()
         return outcome
