@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
+from pathlib import Path
 from random import Random
 
 import pytest
 from durable_kit import RecordingFiles, drain, opened
 
+from batchqueue_async.durable import state
 from batchqueue_async.durable.disk.format import SegmentHeader
 from batchqueue_async.durable.state.delays import Delays
 from batchqueue_async.durable.state.frame import Frame, Run
@@ -216,3 +219,11 @@ def test_a_backlog_that_was_given_back_comes_again_whole(order):
 
     for seed in range(4):
         run_virtual(main(seed))
+
+
+def test_the_state_of_a_queue_never_awaits():
+    (folder,) = state.__path__
+    waiting = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
+    for module in Path(folder).glob("*.py"):
+        nodes = ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        assert not [node.lineno for node in nodes if isinstance(node, waiting)], module.name
