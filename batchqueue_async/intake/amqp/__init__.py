@@ -1,0 +1,1 @@
+"""RabbitMQ's lane: deliveries taken off the byte stream, acknowledged by ranges."""

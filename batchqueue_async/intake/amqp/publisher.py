@@ -1,0 +1,132 @@
+"""Messages that go back to the broker: to wait for another attempt, or to the dead letters; each confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async.errors import PermanentError, RetryableError
+from batchqueue_async.intake.amqp.broker import close_quietly
+from batchqueue_async.intake.amqp.delay_queues import DECLARED_FOR, delay_queue
+from batchqueue_async.intake.amqp.delivery import ATTEMPT, ROUTING_KEY
+from batchqueue_async.intake.ports import DeadLetter, Retry
+from batchqueue_async.sinks._shared.extras import require
+
+if TYPE_CHECKING:
+    from batchqueue_async.intake.amqp.broker import Broker
+    from batchqueue_async.intake.amqp.delivery import AmqpDelivery
+
+_PERSISTENT = 2
+_COUNT = "x-delivery-count"  # the queue's own, of the message's life before
+
+
+class Publisher:
+    """Publishes over a channel of its own, which is opened when it is needed and again after the broker closed it."""
+
+    def __init__(self, broker: Broker, connection: Any, *, queue: str, letters: str | None, timeout: float) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._queue = queue
+        self._letters = letters
+        self._letters_exchange: str | None = None  # "" is the one that leads to each queue by its name
+        self._timeout = timeout
+        self._channel: Any = None
+        self._opening = asyncio.Lock()
+        self._declared: dict[str, float] = {}  # each delay queue: when it was declared last
+
+    async def prepare(self) -> None:
+        """Find what takes the dead letters: an exchange of that name, else a queue, which is declared durable."""
+        if self._letters is None:
+            return
+        if await self._broker.has_exchange(self._connection, self._letters):
+            self._letters_exchange = self._letters
+            return
+        if await self._broker.message_count(self._connection, self._letters) is None:
+            channel = await self._connection.channel(publisher_confirms=False)
+            try:
+                await channel.queue_declare(self._letters, durable=True)
+            finally:
+                await close_quietly(channel)
+        self._letters_exchange = ""
+
+    async def publish(self, delivery: AmqpDelivery, outcome: Retry | DeadLetter) -> None:
+        """Publish, and return when the broker has confirmed it.
+
+        Raises:
+            RetryableError: it did not.
+            PermanentError: no queue takes it.
+        """
+        known = require("aiormq.exceptions", "amqp")
+        try:
+            async with asyncio.timeout(self._timeout):
+                channel = await self._open()
+                exchange, key, headers = await self._route(channel, delivery, outcome)
+                await channel.basic_publish(
+                    delivery.body,
+                    exchange=exchange,
+                    routing_key=key,
+                    properties=_properties(delivery, headers),
+                    mandatory=True,
+                )
+        except known.PublishError:
+            raise PermanentError(
+                f"{self._broker.place}: no queue takes messages from the exchange {self._letters_exchange!r} with the "
+                f"routing key {delivery.key!r}; bind one, or use a fanout exchange"
+            ) from None
+        except known.DeliveryError:
+            raise RetryableError(f"{self._broker.place} did not confirm the message", error_type="refused") from None
+        except Exception as error:  # noqa: BLE001 - the client raises errors of many kinds; all are judged in one place
+            self._declared.clear()
+            raise self._broker.judge(error) from None
+
+    async def close(self) -> None:
+        """Close the channel."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await close_quietly(channel)
+
+    async def _open(self) -> Any:
+        async with self._opening:
+            if self._channel is None or self._channel.is_closed:
+                self._declared.clear()
+                self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
+            return self._channel
+
+    async def _route(
+        self, channel: Any, delivery: AmqpDelivery, outcome: Retry | DeadLetter
+    ) -> tuple[str, str, dict[str, Any]]:
+        """Exchange, routing key and headers."""
+        headers = {name: value for name, value in delivery.typed_headers.items() if name != _COUNT}
+        if isinstance(outcome, Retry):
+            wait = delay_queue(self._queue, outcome.delay)
+            now = asyncio.get_running_loop().time()
+            if now - self._declared.get(wait.name, -DECLARED_FOR) >= DECLARED_FOR:
+                await channel.queue_declare(wait.name, durable=True, arguments=wait.arguments)
+                self._declared[wait.name] = now
+            return "", wait.name, {**headers, ATTEMPT: outcome.attempt, ROUTING_KEY: delivery.key}
+        if self._letters is None or self._letters_exchange is None:
+            raise PermanentError(
+                f"{self._broker.place}: no dead_letters are named; pass dead_letters='{self._queue}.dead'"
+            )
+        added = outcome.headers(delivery)
+        headers |= {name: value for name, value in added.items() if name not in headers or name.startswith("bq-")}
+        exchange = self._letters_exchange
+        return exchange, delivery.key if exchange else self._letters, headers
+
+
+def _properties(delivery: AmqpDelivery, headers: dict[str, Any]) -> Any:
+    """The message's own, with other headers; it is written to the broker's disk whatever it was before."""
+    own = delivery.properties
+    return require("pamqp.commands", "amqp").Basic.Properties(
+        content_type=own.content_type,
+        content_encoding=own.content_encoding,
+        headers=headers,
+        delivery_mode=_PERSISTENT,
+        priority=own.priority,
+        correlation_id=own.correlation_id,
+        reply_to=own.reply_to,
+        message_id=own.message_id,
+        timestamp=own.timestamp,
+        message_type=own.message_type,
+        app_id=own.app_id,
+    )

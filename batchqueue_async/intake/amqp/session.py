@@ -1,0 +1,295 @@
+"""One connection that consumes one queue: what came in, what is acknowledged, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from batchqueue_async.errors import ConfigError, RetryableError
+from batchqueue_async.intake.amqp.acks import AckWindow
+from batchqueue_async.intake.amqp.broker import close_quietly
+from batchqueue_async.intake.amqp.delivery import AmqpDelivery
+from batchqueue_async.intake.amqp.publisher import Publisher
+from batchqueue_async.intake.amqp.stream import StreamFactory
+from batchqueue_async.intake.ports import Epoch, SessionLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchqueue_async.intake.amqp.broker import Broker
+    from batchqueue_async.intake.amqp.stream import Envelope
+    from batchqueue_async.intake.ports import DeadLetter, Outcomes, Plan, Retry, Room
+
+Reader: TypeAlias = Literal["stream", "client"]
+"""Who takes deliveries apart: this package, off the byte stream, or the client."""
+
+_CLOSE_GRACE = 2.0  # seconds
+_DEPTH_EVERY = 5.0  # seconds between questions for the queue's length
+
+
+class AmqpSession:
+    """The state of one channel, from the first delivery to its end.
+
+    Invariants: every tag in `_window` belongs to `_epoch`; `_lost` is set in the turn of the loop in which the epoch
+    ends, and after that nothing is written. What waits in `_buffer` is bounded by the prefetch, and in bytes by pausing
+    the transport.
+    """
+
+    def __init__(self, broker: Broker, connection: Any, factory: StreamFactory | None, queue: str, plan: Plan) -> None:
+        self.hand_over = False
+        self._broker = broker
+        self._connection = connection
+        self._factory = factory
+        self._queue = queue
+        self._plan = plan
+        self._loop = asyncio.get_running_loop()
+        self._epoch = Epoch(f"{queue}@{id(connection):x}")
+        self._window = AckWindow()
+        self._buffer: deque[AmqpDelivery] = deque()
+        self._buffered = 0  # bytes in it
+        self._reading = True
+        self._waiter: asyncio.Future[None] | None = None
+        self._lost: str | None = None
+        self._stopped = False
+        self._ended = False
+        self._channel: Any = None
+        self._tag = ""
+        self._depth: int | None = None
+        self._pulse: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._publisher = Publisher(
+            broker, connection, queue=queue, letters=plan.dead_letters, timeout=max(10.0, 2.0 * broker.heartbeat)
+        )
+
+    async def begin(self) -> None:
+        """Check what the queue is, and consume it.
+
+        Raises:
+            ConfigError: there is no such queue.
+        """
+        self._depth = await self._broker.message_count(self._connection, self._queue)
+        if self._depth is None:
+            raise ConfigError(f"{self._broker.place} has no queue {self._queue!r}; declare it, or correct the name")
+        await self._publisher.prepare()
+        channel = self._channel = await self._connection.channel(publisher_confirms=False)
+        await channel.basic_qos(prefetch_count=self._plan.prefetch)
+        if self._factory is not None:
+            self._factory.stream.keep(channel.number, self._arrived, self._wake, self._lose)
+            self._pulse = self._loop.call_later(self._broker.heartbeat, self._check_pulse)
+        else:
+            callbacks: set[Any] = getattr(channel, "on_consumer_cancel_callbacks", set())
+            callbacks.add(self._on_cancelled)
+        channel.closing.add_done_callback(partial(self._on_closed, "channel"))
+        self._connection.closing.add_done_callback(partial(self._on_closed, "connection"))
+        self._tag = (await channel.basic_consume(self._queue, self._on_message)).consumer_tag
+        self._asking = self._loop.create_task(self._ask_depth(), name=f"intake-depth-{self._queue}")
+
+    async def take(self, room: Room) -> Sequence[AmqpDelivery]:
+        """Wait for deliveries; [] when it was stopped and all have come out."""
+        while not self._buffer:
+            if self._lost is not None:
+                break
+            if self._stopped:
+                return []
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._lost is not None:
+            raise SessionLostError(f"{self._broker.place}, queue {self._queue!r}: {self._lost}")
+        buffer, left = self._buffer, room.bytes
+        taken: list[AmqpDelivery] = []
+        while buffer and left > 0 and len(taken) < room.messages:
+            delivery = buffer.popleft()
+            taken.append(delivery)
+            left -= delivery.size
+            self._buffered -= delivery.size
+        self._mind_bytes()
+        return taken
+
+    async def settle(self, outcomes: Outcomes) -> None:
+        """Acknowledge what is done up to the first open tag at once, what lies beyond alone; give back the released."""
+        for delivery in outcomes.acked:
+            self._window.done(delivery.tag)  # type: ignore[union-attr]
+        for delivery in outcomes.released:
+            self._window.give_back(delivery.tag)  # type: ignore[union-attr]
+        await self._write()
+
+    async def forward(self, delivery: AmqpDelivery, outcome: Retry | DeadLetter) -> None:
+        """Publish, wait for the confirmation, then acknowledge."""
+        await self._publisher.publish(delivery, outcome)
+        if not delivery.epoch.over:
+            self._window.done(delivery.tag)
+            await self._write()
+
+    async def flush(self) -> None:
+        """Wait until acknowledgements have left for the broker: it answers in order, so any answer says so."""
+        if self._lost is None and not self._ended:
+            await self._channel.basic_qos(prefetch_count=self._plan.prefetch)
+
+    async def stop(self) -> None:
+        """Cancel the consumer; the broker's answer comes after the last delivery."""
+        if self._stopped or self._lost is not None:
+            self._stopped = True
+            self._wake()
+            return
+        try:
+            await self._channel.basic_cancel(self._tag)
+        except Exception as error:  # noqa: BLE001 - whatever broke here, the session is over
+            self._lose(f"the consumer could not be cancelled: {type(error).__name__}")
+        self._stopped = True
+        self._wake()
+
+    async def end(self) -> None:
+        """Close everything."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._factory is not None:
+            self._factory.stream.let_go()
+        self._lose("it was closed")
+        if self._pulse is not None:
+            self._pulse.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+        try:
+            async with asyncio.timeout(_CLOSE_GRACE):
+                await close_quietly(self._connection)
+        except TimeoutError:
+            pass
+        finally:
+            if self._factory is not None:
+                self._factory.writer.transport.abort()
+
+    def lag(self) -> int | None:
+        """The messages that are ready in the queue, as the broker said a few seconds ago."""
+        return self._depth
+
+    async def _write(self) -> None:
+        settlement = self._window.take()
+        if self._lost is not None:
+            return
+        if self._factory is not None:
+            frames = settlement.frames(self._channel.number)
+            if frames:
+                self._factory.writer.write(frames)
+            return
+        for tag in settlement.returned:
+            await self._channel.basic_nack(tag, requeue=True, wait=False)
+        if settlement.upto:
+            await self._channel.basic_ack(settlement.upto, multiple=True, wait=False)
+        for tag in settlement.alone:
+            await self._channel.basic_ack(tag, wait=False)
+
+    def _arrived(self, envelope: Envelope, body: bytes, raw: bytes) -> None:
+        self._put(
+            AmqpDelivery(
+                body, epoch=self._epoch, queue=self._queue, raw=raw, **envelope._asdict()
+            )  # a namedtuple's own
+        )
+
+    async def _on_message(self, message: Any) -> None:
+        """A delivery as the client makes it; never called where the stream is read here."""
+        self._put(
+            AmqpDelivery(
+                message.body,
+                epoch=self._epoch,
+                queue=self._queue,
+                tag=message.delivery.delivery_tag,
+                redelivered=bool(message.delivery.redelivered),
+                exchange=message.delivery.exchange or "",
+                routing_key=message.delivery.routing_key or "",
+                properties=message.header.properties,
+            )
+        )
+        self._wake()
+
+    def _put(self, delivery: AmqpDelivery) -> None:
+        if self._lost is not None:
+            return
+        self._window.received(delivery.tag)
+        self._buffer.append(delivery)
+        self._buffered += delivery.size
+        if self._buffered > self._plan.prefetch_bytes:
+            self._mind_bytes()
+
+    def _mind_bytes(self) -> None:
+        """Stop reading while too many bytes wait here: the broker's bound is by messages alone."""
+        if self._factory is None or self._lost is not None:
+            return
+        full = self._buffered > self._plan.prefetch_bytes
+        if full == (not self._reading):
+            return
+        self._reading = not full
+        transport = self._factory.writer.transport
+        if full:
+            transport.pause_reading()  # type: ignore[attr-defined]
+        else:
+            self._factory.stream.rested()
+            transport.resume_reading()  # type: ignore[attr-defined]
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _lose(self, reason: str) -> None:
+        """The session is over: nothing of it is handled or acknowledged from here on."""
+        if self._lost is None:
+            self._lost = reason
+            self._buffer.clear()
+            self._buffered = 0
+            self._epoch.end()
+            self._wake()
+
+    def _check_pulse(self) -> None:
+        """A broker that sends nothing for two heartbeats is gone, or the line to it is."""
+        if self._factory is None or self._lost is not None:
+            return
+        stream, heartbeat = self._factory.stream, self._broker.heartbeat
+        silent = self._loop.time() - stream.last_data
+        if not self._reading:
+            stream.rested()  # nothing can come in, by our own wish
+        elif silent > 2 * heartbeat:
+            self._lose(f"nothing came from the broker for {silent:.0f} s, with a heartbeat of {heartbeat} s")
+            return
+        self._pulse = self._loop.call_later(heartbeat / 2, self._check_pulse)
+
+    def _on_cancelled(self, *_: Any) -> None:
+        self._lose("the broker cancelled the consumer; its queue was deleted or moved")
+
+    def _on_closed(self, what: str, end: asyncio.Future[Any]) -> None:
+        error = None if end.cancelled() else end.exception()
+        self._lose(f"the {what} is closed{'' if error is None else f': {error}'}")
+
+    async def _ask_depth(self) -> None:
+        while self._lost is None:
+            await asyncio.sleep(_DEPTH_EVERY)
+            try:
+                async with asyncio.timeout(_DEPTH_EVERY):
+                    self._depth = await self._broker.message_count(self._connection, self._queue)
+            except Exception:  # noqa: BLE001 - a number for statistics; what broke shows where messages are taken
+                self._depth = None
+
+
+async def open_session(
+    broker: Broker, queue: str, plan: Plan, *, reader: Reader, timeout: float
+) -> tuple[AmqpSession, Any]:
+    """Connect and consume; the session and its connection."""
+    factory = StreamFactory() if reader == "stream" else None
+    connection = await broker.connect(factory)
+    session = AmqpSession(broker, connection, factory, queue, plan)
+    try:
+        async with asyncio.timeout(timeout):
+            await session.begin()
+    except TimeoutError:
+        await session.end()
+        raise RetryableError(
+            f"{broker.place}: the queue {queue!r} could not be consumed within {timeout:g} s", error_type="timeout"
+        ) from None
+    except BaseException:  # a cancelled one too would leave its connection behind
+        await session.end()
+        raise
+    return session, connection
