@@ -67,7 +67,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "export.send_queue",
         "export.delivery",
     ),
-    "intake": (*_CORE, "queue", "sinks", "sinks._shared", "export", "export.control"),
+    "intake": (*_CORE, "queue", "sinks", "sinks._shared", "export", "export.control", "intake.amqp"),
+    "intake.amqp": (*_BASE, "sinks._shared", "intake"),
     "testing": (*_CORE, "fault_proxy", "intake", "queue", "sinks"),
     "spark": (
         *_CORE,

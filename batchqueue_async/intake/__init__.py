@@ -9,6 +9,7 @@ A message is acknowledged when its handler has returned, and only then; the cons
 
 from __future__ import annotations
 
+from batchqueue_async.intake.amqp.consumer import AmqpConsumer
 from batchqueue_async.intake.config import ConnectionPool, IntakeConfig
 from batchqueue_async.intake.message import Message
 from batchqueue_async.intake.ports import DROP, KEY, PARTITION
@@ -18,6 +19,7 @@ __all__ = [
     "DROP",
     "KEY",
     "PARTITION",
+    "AmqpConsumer",
     "ConnectionPool",
     "IntakeConfig",
     "IntakeReport",

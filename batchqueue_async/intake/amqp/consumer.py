@@ -65,7 +65,7 @@ class AmqpLane:
                 consumer=self._plan.name,
                 limit=int(limit),
                 prefetch=self._plan.prefetch,
-                advice="each lost connection costs each prefetched message one delivery; raise the limit, or lower prefetch",
+                advice="a lost connection costs each prefetched message a delivery; raise the limit, or lower prefetch",
             )
         if self._plan.order != "none" and known.get("x-single-active-consumer") != "true":
             log.info(
@@ -115,8 +115,8 @@ class AmqpConsumer(Consumer):
             password: likewise.
             tls: for `amqps`: a `Tls` or an SSL context; without, certificates are verified against the system's.
             heartbeat: seconds; after two without a sign the connection is given up.
-            reader: "stream" takes deliveries off the byte stream, several times as fast; "client" has the client library
-                make them.
+            reader: "stream" takes deliveries off the byte stream, several times as fast; "client" has the client
+                library make them.
             options: the fields of `IntakeConfig`.
         """
         if not isinstance(queue, str) or not queue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from batchqueue_async.errors import ConfigError, RetryableError
 from batchqueue_async.intake.amqp.acks import AckWindow
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from batchqueue_async.intake.amqp.broker import Broker
     from batchqueue_async.intake.amqp.stream import Envelope
-    from batchqueue_async.intake.ports import DeadLetter, Outcomes, Plan, Retry, Room
+    from batchqueue_async.intake.ports import DeadLetter, Delivery, Outcomes, Plan, Retry, Room
 
 Reader: TypeAlias = Literal["stream", "client"]
 """Who takes deliveries apart: this package, off the byte stream, or the client."""
@@ -112,17 +112,18 @@ class AmqpSession:
 
     async def settle(self, outcomes: Outcomes) -> None:
         """Acknowledge what is done up to the first open tag at once, what lies beyond alone; give back the released."""
-        for delivery in outcomes.acked:
-            self._window.done(delivery.tag)  # type: ignore[union-attr]
-        for delivery in outcomes.released:
-            self._window.give_back(delivery.tag)  # type: ignore[union-attr]
+        for delivery in cast("list[AmqpDelivery]", outcomes.acked):
+            self._window.done(delivery.tag)
+        for delivery in cast("list[AmqpDelivery]", outcomes.released):
+            self._window.give_back(delivery.tag)
         await self._write()
 
-    async def forward(self, delivery: AmqpDelivery, outcome: Retry | DeadLetter) -> None:
+    async def forward(self, delivery: Delivery, outcome: Retry | DeadLetter) -> None:
         """Publish, wait for the confirmation, then acknowledge."""
-        await self._publisher.publish(delivery, outcome)
-        if not delivery.epoch.over:
-            self._window.done(delivery.tag)
+        own = cast("AmqpDelivery", delivery)
+        await self._publisher.publish(own, outcome)
+        if not own.epoch.over:
+            self._window.done(own.tag)
             await self._write()
 
     async def flush(self) -> None:
