@@ -90,7 +90,8 @@ class ExportConfig:
         encode: makes bytes of a record for the disk; the default takes bytes, texts, structs, dataclasses, and
             whatever JSON has.
         decode: makes a record of these bytes again.
-        send_timeout: seconds that one send may take.
+        send_timeout: seconds that one send may take, and one call of `on_dead_letter` or of another exporter for dead
+            letters.
         auth_pause: seconds that sending pauses after an `AuthError` or `ConfigError`, before one batch tries again.
         drain_timeout: seconds that a shutdown may take to deliver what is left.
         on_dead_letter: called with records that are given up, and the reason; may be a coroutine function. With a path

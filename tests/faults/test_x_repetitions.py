@@ -212,8 +212,40 @@ def test_x_13_by_default_too_a_record_whose_sends_kill_the_process_comes_to_an_e
         if done.returncode == 0:
             break
         assert done.returncode == 9, done.stderr
-    assert codes == [9] * 5 + [0]
+    assert codes == [9] * 7 + [0]  # twice with the others, which makes it a suspect, and five times alone
     assert out == "0 ['5 attempts, and max_crashes=5; the process ended in each']\n"
+
+
+def test_x_37_a_process_that_is_killed_time_and_again_gives_up_no_record_for_that(tmp_path):
+    """Whatever is first in the queue is under way each time; only sends of a suspect alone say anything of it."""
+    for _ in range(50):
+        AttemptLog(tmp_path).started(range(1, 4))
+    log = AttemptLog(tmp_path)
+    assert (log.crashes, log.alone) == ({1: 50, 2: 50, 3: 50}, {})
+    for _ in range(3):
+        log.started([2])
+        log = AttemptLog(tmp_path)
+    assert log.alone == {2: 3}
+    log = AttemptLog(tmp_path)
+    assert log.alone == {2: 3}
+    log.survived([2])
+    assert log.alone == {}
+    assert AttemptLog(tmp_path).alone == {}
+
+
+async def test_x_37_nor_does_an_exporter_whose_destination_is_away_meanwhile(tmp_path):
+    for _ in range(10):
+        AttemptLog(tmp_path / "queue").started([0, 1])  # one more life that was killed
+        sink = Destination(answer=lambda _: down())
+        async with exporter(sink, tmp_path / "queue", drain_timeout=0) as export:
+            if export.stats().records == 0:
+                await export.consume(["a", "b"])
+            await advance(1.0)
+            assert check(export).dead_lettered == 0
+    sink = Destination()
+    async with exporter(sink, tmp_path / "queue") as export:
+        await export.flush()
+    assert sorted(sink.records) == ["a", "b"]
 
 
 async def test_x_13_attempts_of_a_batch_that_is_kept_together_are_counted_over_restarts(tmp_path):

@@ -12,10 +12,8 @@ repetition. Put together again it would be refused again, for ever where the par
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from contextlib import suppress
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async._support import log
@@ -33,6 +31,7 @@ from batchqueue_async.export.delivery.classify import (
 )
 from batchqueue_async.export.delivery.leased_batch import LeasedBatch
 from batchqueue_async.export.delivery.send_plan import SendPlan
+from batchqueue_async.export.send_queue.attempt_log import SUSPECT
 from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult
 
 if TYPE_CHECKING:
@@ -44,11 +43,10 @@ if TYPE_CHECKING:
     from batchqueue_async.export.delivery.kept import KeptBatches
     from batchqueue_async.export.delivery.leased_batch import Batch
     from batchqueue_async.export.delivery.waiters import DeliveryWaiters
+    from batchqueue_async.export.send_queue.attempt_log import AttemptLog
 
 # Records that are looked at between two turns of the loop.
 _STEP = 500
-# A send that the process did not survive twice is repeated with one record at a time.
-_SUSPECT = 2
 
 
 class BatchSender:
@@ -124,7 +122,7 @@ class BatchSender:
         attempts = context.attempts
         if attempts is not None and attempts.crashes:
             suspects = [place for place, number in enumerate(batch.numbers) if number in attempts.crashes]
-            if suspects and (parts := await self._suspected(batch, suspects, attempts.crashes)) is not None:
+            if suspects and (parts := await self._suspected(batch, suspects, attempts)) is not None:
                 return parts
         if context.key is not None:
             return batch.waves(context.key)
@@ -133,21 +131,24 @@ class BatchSender:
             return [good] if good else []
         return [range(len(batch))]
 
-    async def _suspected(
-        self, batch: Batch, suspects: list[int], crashes: dict[int, int]
-    ) -> list[Sequence[int]] | None:
+    async def _suspected(self, batch: Batch, suspects: list[int], attempts: AttemptLog) -> list[Sequence[int]] | None:
         """The sends of a batch with records whose sends the process did not survive; None for one send as ever."""
-        retry = self._context.config.retry
-        limits = {"max_attempts": retry.max_attempts, "max_crashes": retry.max_crashes}
-        set_ = [(name, limit) for name, limit in limits.items() if limit is not None]
-        name, most = min(set_, key=itemgetter(1), default=("", math.inf))
-        over = [place for place in suspects if crashes[batch.numbers[place]] >= most]
-        for place in over:
-            count = crashes[batch.numbers[place]]
-            await self.give_up(batch, [place], f"{count} attempts, and {name}={most}; the process ended in each")
-        if not any(crashes.get(batch.numbers[place], 0) >= _SUSPECT for place in suspects) and not over:
+        retry, crashes = self._context.config.retry, attempts.crashes
+        gone = {*batch.broken}
+        for place in suspects:
+            number = batch.numbers[place]
+            for name, most, count in (
+                ("max_attempts", retry.max_attempts, crashes[number]),
+                ("max_crashes", retry.max_crashes, attempts.alone.get(number, 0)),
+            ):
+                if most is not None and count >= most:
+                    gone.add(place)
+                    await self.give_up(
+                        batch, [place], f"{count} attempts, and {name}={most}; the process ended in each"
+                    )
+                    break
+        if gone <= batch.broken.keys() and not any(crashes[batch.numbers[place]] >= SUSPECT for place in suspects):
             return None
-        gone = {*over, *batch.broken}
         return [[place] for place in range(len(batch)) if place not in gone]
 
     async def _wait_for_turn(self, batch: Batch, size: int, permit: SendPermit) -> SendPermit | None:
@@ -178,7 +179,7 @@ class BatchSender:
         if attempts is None:
             return await self._send(batch, places, permit)
         numbers = batch.numbers_at(places)
-        if attempts.crashes and any(attempts.crashes.get(number, 0) >= _SUSPECT for number in numbers):
+        if attempts.crashes and any(attempts.crashes.get(number, 0) >= SUSPECT for number in numbers):
             # Alone, so that no other record is under way when it ends the process again.
             with context.keeper.holding(batch):
                 await self._alone.acquire()

@@ -7,11 +7,14 @@
 | `E send` | nothing is to be remembered of it any more |
 | `G send numbers repeats` | what `S` and `K` say, in one |
 | `C count numbers` | so many sends of these records ended with the process |
+| `A count numbers` | so many of those were sends of one record by itself, because it was suspected |
 
 One line is appended before a send and one after it. They are not synced: what has been written to a file survives the
 end of the process, and the end of the machine is nobody's record's doing. What the last run left under way counts as an
 attempt that ended with the process; the counts of those records are carried on until the records are settled, or until
-a send of them has ended in any other way. Batches that were under way, or waited for their repetition, are sent again
+a send of them has ended in any other way. A process may be killed for reasons of its own, time and again, and whatever
+is first in the queue is under way each time: so that a record is given up only for the sends that it was alone in.
+Batches that were under way, or waited for their repetition, are sent again
 as they were: a destination that took one of them knows it by its key.
 """
 
@@ -25,10 +28,12 @@ from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 NAME = "sending.log"
+SUSPECT = 2
+"""Sends that the process did not survive, after which a record is sent by itself."""
 _MOST_BYTES = 256 << 10
 _MOST_CARRIED = 100_000
 # Sends after which a log that could not be written is tried again: a full disk has room again some time.
@@ -54,6 +59,7 @@ class AttemptLog:
 
     Attributes:
         crashes: by number of a record, how many of its sends, one after the other, the process did not survive.
+        alone: how many of those were of the record by itself, because it was suspected; likewise.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -67,6 +73,7 @@ class AttemptLog:
         # Bytes of the file, and of what was left of it when it was written anew.
         self._size = self._written = 0
         self.crashes: dict[int, int] = {}
+        self.alone: dict[int, int] = {}
         with suppress(OSError):
             if directory.is_dir():
                 self._read()
@@ -110,6 +117,8 @@ class AttemptLog:
         """A send of these records alone has ended, and the process has not: it was not for them that it did before."""
         known = [number for number in numbers if self.crashes.pop(number, 0)]
         if known:
+            for number in known:
+                self.alone.pop(number, None)
             self._append(f"C 0 {_text_of(known)}\n")
 
     def settled(self, numbers: Iterable[int]) -> None:
@@ -117,6 +126,7 @@ class AttemptLog:
         if self.crashes:
             for number in numbers:
                 self.crashes.pop(number, None)
+                self.alone.pop(number, None)
 
     def close(self) -> None:
         """The process is well; what is still being sent nobody waits for, nor knows what comes of it."""
@@ -145,21 +155,35 @@ class AttemptLog:
                     under_way.pop(send, None)
                     waiting.pop(send, None)
                 case ["C", count, text] if count.isdecimal():
-                    self.crashes |= dict.fromkeys(_numbers_of(text), int(count))
+                    self._counted(_numbers_of(text), int(count))
+                case ["A", count, text] if count.isdecimal():
+                    self.alone |= dict.fromkeys(_numbers_of(text), int(count))
                 case _:
                     pass
         for text, _ in under_way.values():
-            for number in _numbers_of(text):
-                self.crashes[number] = self.crashes.get(number, 0) + 1
-        self.crashes = {number: count for number, count in self.crashes.items() if count}
+            self._crashed(_numbers_of(text))
         for self._next, found in enumerate([*waiting.values(), *under_way.values()], 1):
             self._kept[self._next] = found
 
+    def _crashed(self, numbers: Sequence[int]) -> None:
+        """The process ended during a send of these records."""
+        if len(numbers) == 1 and self.crashes.get(numbers[0], 0) >= SUSPECT:
+            self.alone[numbers[0]] = self.alone.get(numbers[0], 0) + 1
+        for number in numbers:
+            self.crashes[number] = self.crashes.get(number, 0) + 1
+
+    def _counted(self, numbers: Iterable[int], count: int) -> None:
+        """What an earlier life says of records: so many crashes, or none any more."""
+        for number in numbers:
+            if count:
+                self.crashes[number] = count
+            else:
+                self.crashes.pop(number, None)
+                self.alone.pop(number, None)
+
     def _rewrite(self) -> None:
-        by_count: dict[int, list[int]] = {}
-        for number, count in self.crashes.items():
-            by_count.setdefault(count, []).append(number)
-        lines = [f"C {count} {_text_of(sorted(numbers))}\n" for count, numbers in by_count.items()]
+        lines = [f"C {count} {text}\n" for count, text in _by_count(self.crashes)]
+        lines += [f"A {count} {text}\n" for count, text in _by_count(self.alone)]
         lines += [f"G {send} {text} {repeats}\n" for send, (text, repeats) in self._kept.items()]
         lines += [f"S {send} {text} {repeats}\n" for send, (text, repeats) in self._open.items()]
         data = "".join(lines).encode()
@@ -185,6 +209,13 @@ class AttemptLog:
             os.close(self._descriptor)
             self._descriptor = None  # a full disk: the sends go on, uncounted for a while
             self._again = self._next + _TRY_AGAIN
+
+
+def _by_count(counts: Mapping[int, int]) -> list[tuple[int, str]]:
+    found: dict[int, list[int]] = {}
+    for number, count in counts.items():
+        found.setdefault(count, []).append(number)
+    return [(count, _text_of(sorted(numbers))) for count, numbers in found.items()]
 
 
 def _count(rest: list[str]) -> int:
