@@ -256,9 +256,13 @@ class JsonLinesSink:
         """Give the batch's directory its final name, with nothing in it but the attempts that count."""
         return await asyncio.to_thread(self._publish, key, attempts)
 
+    def is_published(self, key: BatchKey) -> bool:
+        """Whether the directory of a batch is there."""
+        return (self.path / batch_name(key)).exists()
+
     def _publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
         staging, final = self._staging, self.path / batch_name(key)
-        fresh = not final.exists()
+        fresh = not self.is_published(key)
         if fresh:
             taken = staging.take(key, attempts)
             sync_directory(taken)

@@ -6,6 +6,7 @@ can't hold is refused with the name of its column.
 
 from __future__ import annotations
 
+import decimal
 import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -228,6 +229,20 @@ def _map_items(value: dict[Any, Any] | list[tuple[Any, Any]], make: Callable[[An
 def python_variant(value: bytes, metadata: bytes) -> Any:
     """What a variant holds, as Python's own values."""
     return need("pyspark.sql.types").VariantVal(value, metadata).toPython()
+
+
+def number_variant(value: bytes, metadata: bytes) -> Any:
+    """The same for JSON: decimals, which it would have as texts, are numbers where a double is exactly the same."""
+    return _as_number(python_variant(value, metadata))
+
+
+def _as_number(value: Any) -> Any:
+    if isinstance(value, decimal.Decimal):
+        number = float(value)
+        return number if decimal.Decimal(repr(number)) == value else value
+    if isinstance(value, dict):
+        return {name: _as_number(each) for name, each in cast("dict[str, Any]", value).items()}
+    return list(map(_as_number, cast("list[object]", value))) if isinstance(value, list) else value
 
 
 def json_variant(value: bytes, metadata: bytes) -> str:

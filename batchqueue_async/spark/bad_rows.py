@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -13,6 +14,7 @@ from batchqueue_async.sinks._shared.records import is_table
 from batchqueue_async.sinks.base import Sink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.spark.record_keys import digest
+from batchqueue_async.spark.route import SinkRoute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,21 +29,23 @@ class DeadLetters:
     """
 
     def __init__(self, sink: Sink) -> None:
-        self.sink = sink
+        self._route = SinkRoute(sink)
         self._opened = False
 
     async def send(self, records: list[dict[str, Any]]) -> None:
         """Keep bad rows; durable when this returns, as far as the sink is."""
-        if not self._opened:
-            await self.sink.open()
-            self._opened = True
-        await self.sink.send(records)
+        await self._route.open()  # anew where the loop that it was open on is gone, or is the parent process's
+        self._opened = True
+        await self._route.send(records, None)
 
     async def close(self) -> None:
         """Close the sink."""
         if self._opened:
             self._opened = False
-            await self.sink.close()
+            await self._route.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeadLetters, (self._route.sink,)
 
 
 def dead_letters_at(owner: str, on_bad_row: str, target: object) -> DeadLetters | None:
@@ -79,6 +83,8 @@ class BadRows:
         self._letters = letters
         self._waiting: list[dict[str, Any]] = []
         self._known: dict[bytes, str] = {}
+        self._buried: Counter[bytes] = Counter()
+        self._again: Counter[bytes] = Counter()
 
     @property
     def is_full(self) -> bool:
@@ -86,8 +92,12 @@ class BadRows:
         return len(self._known) >= _MOST
 
     def begin_attempt(self) -> None:
-        """All rows of the batch come once more; what was found bad by the sink is known when it comes."""
+        """All rows of the batch come once more; what was found bad by the sink is known when it comes.
+
+        What an earlier attempt gave to the dead letters, before its commit failed, is not given to them again.
+        """
         self._waiting.clear()
+        self._again = self._buried.copy()
 
     def add(self, rows: Sequence[Any], reason: str, *, in_transaction: bool) -> None:
         """Note rows; those of a transaction are only known from now on, since they come again in its next attempt."""
@@ -129,11 +139,17 @@ class BadRows:
 
     async def bury(self) -> None:
         """Give the bad rows to the dead letters, before the rest of the batch is committed."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = [each for each in self._waiting if self._is_new(each)], []
         if waiting:
             await self._letters.send(waiting)
             self.count += len(waiting)
+            self._buried.update(map(digest, waiting))
             log.warning("spark_rows_dead", sink=self._sink, batch=self._batch, rows=len(waiting))
+
+    def _is_new(self, letter: dict[str, Any]) -> bool:
+        found = digest(letter)
+        self._again[found] -= 1
+        return self._again[found] < 0
 
 
 def plain_rows(rows: Sequence[Any]) -> list[Any]:

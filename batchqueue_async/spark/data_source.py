@@ -20,12 +20,14 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, RetryableError
-from batchqueue_async.sinks.base import Attempt, BatchKey, DeclaringSink, PrunableSink, StagingSink
+from batchqueue_async.sinks.base import Attempt, BatchKey, DeclaringSink, LedgerSink, PrunableSink, StagingSink
+from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.spark.arrow_types import arrow_schema
 from batchqueue_async.spark.micro_batch import Patience, Retries
 from batchqueue_async.spark.options import Options, as_options, read_options
 from batchqueue_async.spark.part_writer import Part, worker
 from batchqueue_async.spark.rows import table_schema
+from batchqueue_async.spark.write_notes import IS_IN, rewound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -177,6 +179,9 @@ def publish(
     fresh = True
     if sink is not None:
         fresh = asyncio.run(_publish(sink, key, [part.attempt for part in parts], schema))
+    if not fresh:
+        rows = sum(part.rows for part in parts)
+        log.warning("spark_batch_skipped", sink=read_options(options).sink, batch=str(key), rows=rows, reason=IS_IN)
     log.info(
         "spark_batch_published",
         batch=str(key),
@@ -196,10 +201,28 @@ async def _publish(sink: StagingSink, key: BatchKey, attempts: Sequence[Attempt]
         try:
             if schema is not None and isinstance(sink, DeclaringSink):
                 await _declare(sink, schema)
-            return await sink.publish(key, attempts)
+            fresh = await sink.publish(key, attempts)
+            if not fresh and await _is_past(sink, key):
+                raise rewound("format batchqueue", key)
         except RetryableError as error:
             if not await retries.wait_after(f"format batchqueue: the publication of batch {key}", error):
                 raise
+        else:
+            return fresh
+
+
+async def _is_past(sink: StagingSink, key: BatchKey) -> bool:
+    """Whether a later batch of the source is in: Spark repeats the last one of a query, and no earlier one."""
+    if isinstance(sink, JsonLinesSink):
+        return sink.is_published(key._replace(number=key.number + 1))
+    if not isinstance(sink, LedgerSink):
+        return False
+    try:
+        await sink.open()
+        notes = await sink.delivered()
+    finally:
+        await sink.close()
+    return any(note.key.source == key.source and note.key.number > key.number for note in notes)
 
 
 async def _declare(sink: DeclaringSink, schema: Any) -> None:

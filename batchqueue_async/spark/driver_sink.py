@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from batchqueue_async._support import log
+from batchqueue_async._support import forks, log
 from batchqueue_async._support.checks import HandlerRule, require
 from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeliveryError, QueueClosedError, RetryableError
 from batchqueue_async.sinks.base import BatchKey, Sink, replaces
+from batchqueue_async.sinks.sqlite.sink import SqliteSink
 from batchqueue_async.spark.arrow_types import arrow_schema
 from batchqueue_async.spark.bad_rows import BadRows, DeadLetters, dead_letters_at
 from batchqueue_async.spark.collect import COLLECT_BYTES, Collector
@@ -42,10 +43,12 @@ from batchqueue_async.spark.rows import (
     check_rows,
     default_non_finite,
     default_rows,
+    is_postgres,
     table_schema,
 )
 from batchqueue_async.spark.streaming_query import QueryRun, current_run
 from batchqueue_async.spark.write_notes import (
+    IS_IN,
     LedgerNotes,
     Notes,
     TransactionNotes,
@@ -241,10 +244,31 @@ class DriverSink:
         self._replaced: tuple[tuple[str | None, int], BatchKey] | None = None
         self._jobs = 0
         self._job_source = f"job-{uuid.uuid4().hex}"
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread may be writing, which stayed in the parent with all that is open there."""
+        self._turn = threading.Lock()
+        self._at_exit = _AtExit(self._route, self._letters, self._turn)
+        self._process_bridge = self._last = None
+        self._job_source = f"job-{uuid.uuid4().hex}"
 
     @property
     def _owner(self) -> str:
         return f"DriverSink {self.name!r}"
+
+    @property
+    def _has_own_notes(self) -> bool:
+        """Whether the notes of what is in are the target's own, and no other sink's: those of a table."""
+        return isinstance(self._target, SqliteSink) or is_postgres(self._target)
+
+    @property
+    def _destination(self) -> str:
+        """What the places of writes are counted by: sinks that share notes and keys share places too."""
+        if not self._has_own_notes:
+            return f"sink {self.name}"
+        path = self._target.path.resolve() if isinstance(self._target, SqliteSink) else ""
+        return f"table {self._target.table} {path}"
 
     @property
     def _item_type(self) -> type:
@@ -271,7 +295,8 @@ class DriverSink:
         """Deliver a DataFrame; one with a `batch_id`, as `foreachBatch` gives it, may be a repetition and be skipped.
 
         A function for `foreachBatch` may make several calls, of one sink or many; each is a write of its own, known by
-        its place among them. `part` names it instead, for calls that are made at once or not in each batch.
+        its place among those into the same destination. `part` names it instead, for calls that are made at once or not
+        in each batch.
 
         Raises:
             DeliveryError: a handler or sink failed; nothing of the batch is in a transactional sink.
@@ -282,7 +307,8 @@ class DriverSink:
         source = source_of(run.query, self._source)
         place = None
         if batch_id is not None and part is None:
-            place = places.take(run, run.query or self._source or "", batch_id, self, self.name)
+            query = run.query or self._source or ""
+            place = places.take(run, query, batch_id, self, self.name, into=self._destination)
         written = False
         try:
             with self._turn:  # a query that was stopped may still be in here when its successor comes
@@ -345,7 +371,7 @@ class DriverSink:
                     "in a repetition; name each by sink(frame, batch_id, part='a name'), or make one after the other"
                 )
             return None
-        return write_key(source, batch_id, number, part)
+        return write_key(source, batch_id, number, part, sink="" if self._has_own_notes else self.name)
 
     def _write(
         self, frame: Any, run: QueryRun, source: WriteSource | None, key: BatchKey | None, *, repeatable: bool
@@ -383,7 +409,9 @@ class DriverSink:
 
     def _deliver(self, frame: Any, run: QueryRun, source: WriteSource | None, key: BatchKey | None) -> tuple[int, bool]:
         """Take all rows through the queue; how many there were, and whether they were not in before."""
-        what = f"{self._owner}: batch {key}"
+        # Without the sink's name in it, which is said already: a message is shortened where it is shown.
+        shown = None if key is None else key._replace(source=key.source.partition("/to-")[0])
+        what = f"{self._owner}: batch {shown}"
         retries = Retries(Patience(self._retry, run.is_stopped, self._config.handler_timeout))
         bad = None if self._letters is None else BadRows(self.name, str(key), self._letters)
         names = getattr(frame, "columns", None)
@@ -458,7 +486,7 @@ class DriverSink:
             self._last = None
 
     def _skipped(self, run: QueryRun, key: BatchKey, rows: int, started: float) -> None:
-        log.warning("spark_batch_skipped", sink=self.name, batch=str(key), rows=rows, reason="it is in already")
+        log.warning("spark_batch_skipped", sink=self.name, batch=str(key), rows=rows, reason=IS_IN)
         skipped_writes.add(run.query, rows)
         self._count(started, skipped=1, skipped_rows=rows)
 

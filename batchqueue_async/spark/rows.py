@@ -29,6 +29,7 @@ from batchqueue_async.spark.arrow_types import (
     is_time,
     is_variant,
     json_variant,
+    number_variant,
     python_variant,
     reviver,
 )
@@ -59,10 +60,16 @@ def takes_record_batches(sink: object) -> bool:
 
     A subclass may look at what it is sent, so that it gets what it was written for.
     """
-    return type(sink) in {SqliteSink, JsonLinesSink} or _is_postgres(sink)
+    return type(sink) in {SqliteSink, JsonLinesSink} or is_postgres(sink)
 
 
-def _is_postgres(sink: object) -> bool:
+def is_postgres(sink: object) -> bool:
+    """Whether a sink is this package's for PostgreSQL.
+
+    Example:
+        >>> is_postgres(SqliteSink("rows.db"))
+        False
+    """
     kind = type(sink)  # by name, because its module needs an extra that may not be installed
     return kind.__qualname__ == "PostgresSink" and kind.__module__.startswith("batchqueue_async.sinks.postgres")
 
@@ -101,7 +108,7 @@ def check_columns(owner: str, names: Sequence[str], rows: Rows, target: object) 
             f"{owner}: the DataFrame has {Counter(names)[twice[0]]} columns of the name {twice[0]!r}, of which one "
             "would be lost; rename one, as with df.withColumnsRenamed or toDF, or take rows='tuple'"
         )
-    if not names and (isinstance(target, SqliteSink) or _is_postgres(target)):
+    if not names and (isinstance(target, SqliteSink) or is_postgres(target)):
         raise ConfigError(
             f"{owner}: the DataFrame has no columns, and a table has at least one; select some, or count the rows"
         )
@@ -122,6 +129,13 @@ def table_schema(schema: Any, rows: Rows, target: object) -> Any:
 # --- converters
 
 
+def _variant_for(target: object) -> Callable[[bytes, bytes], Any]:
+    """What a variant becomes for a destination."""
+    if isinstance(target, SqliteSink):
+        return json_variant  # it keeps JSON as text, and a number in a column of texts would be changed
+    return number_variant if isinstance(target, JsonLinesSink) or is_postgres(target) else python_variant
+
+
 class Converter:
     """Makes items of record batches, all in the same way.
 
@@ -135,15 +149,14 @@ class Converter:
         self.non_finite = 0
         self._rule: NonFinite = non_finite
         self._target = target
-        # SQLite keeps JSON as text, and a number in a column of texts would be changed.
-        self._rows = _Rows(json_variant if isinstance(target, SqliteSink) else python_variant)
+        self._rows = _Rows(_variant_for(target))
         self._make = self._maker(rows)
         self._checked: Any = None
         self._plan: _Plan
 
     def _maker(self, rows: Rows) -> Callable[[Any, Any], list[Any]]:
         columns = getattr(self._target, "columns", None)
-        in_tables = type(self._target) is SqliteSink or _is_postgres(self._target)
+        in_tables = type(self._target) is SqliteSink or is_postgres(self._target)
         if rows == "tuple" and in_tables and columns is not None:
             return _Named(tuple(columns), self._rows).items
         if rows == "batch" or (rows == "dict" and takes_record_batches(self._target)):
@@ -181,7 +194,7 @@ class Converter:
             if in_utc(field.type) != field.type:
                 plan.instants.append(place)
             # JSON, which is what PostgreSQL keeps of what is nested, has no form for such numbers.
-            kept = self._rule == "keep" and not (is_nested(field.type) and _is_postgres(self._target))
+            kept = self._rule == "keep" and not (is_nested(field.type) and is_postgres(self._target))
             if not kept and has(field.type, is_floating):
                 plan.floats.append(place)
             if has(field.type, is_time):

@@ -43,8 +43,9 @@ def current_run(frame: Any) -> QueryRun:
     if not query:
         return QueryRun(outside=True)
     handle = _active_query(frame, context, str(query))
-    if handle is None:
-        return QueryRun(str(query))
+    if handle is None:  # the group of its jobs has the name of the run
+        group = context.getLocalProperty("spark.jobGroup.id")
+        return QueryRun(str(query), None if group is None else str(group))
     return QueryRun(str(query), str(handle.runId().toString()), mode=str(handle.outputMode()), _handle=handle)
 
 

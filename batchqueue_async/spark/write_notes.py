@@ -8,6 +8,7 @@ first checkpoint under a name claims it. Another one is refused, because nobody 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from urllib.parse import quote
 
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks.base import BatchKey
@@ -15,6 +16,9 @@ from batchqueue_async.sinks.base import BatchKey
 if TYPE_CHECKING:
     from batchqueue_async.spark.ledger import Ledger
     from batchqueue_async.spark.route import Route
+
+IS_IN = "it is in already"
+"""Why a write is skipped."""
 
 
 class Notes(Protocol):
@@ -92,17 +96,28 @@ def source_of(query: str | None, claim: str | None) -> WriteSource | None:
     return WriteSource(claim if query is None else f"{claim}@{query}", claim, query)
 
 
-def write_key(source: WriteSource, batch: int, place: int, part: str | None) -> BatchKey:
+def write_key(source: WriteSource, batch: int, place: int, part: str | None, *, sink: str = "") -> BatchKey:
     """The key of a write: the first one of a batch has the source's own name.
+
+    Args:
+        source: whose batch it is.
+        batch: its number.
+        place: the write's place among those of the batch into its destination.
+        part: the user's name for it, in the place's stead.
+        sink: the name of the sink, where several write their notes into one ledger; "" where the ledger is the
+            destination's own.
 
     Example:
         >>> source = source_of("8f14", None)
         >>> [str(write_key(source, 7, place, None)) for place in (0, 1)], str(write_key(source, 7, 0, "even"))
         (['8f14/7', '8f14/write-1/7'], '8f14/part-even/7')
+        >>> str(write_key(source, 7, 0, None, sink="to lines"))
+        '8f14/to-to%20lines/7'
     """
+    name = f"{source.name}/to-{quote(sink, safe='')}" if sink else source.name
     if part is not None:
-        return BatchKey(f"{source.name}/part-{part}", batch)
-    return BatchKey(f"{source.name}/write-{place}" if place else source.name, batch)
+        return BatchKey(f"{name}/part-{part}", batch)
+    return BatchKey(f"{name}/write-{place}" if place else name, batch)
 
 
 async def claim_source(what: str, notes: Notes, source: WriteSource) -> None:
@@ -135,10 +150,28 @@ async def check_repetition(what: str, notes: Notes, source: WriteSource, key: Ba
     Raises:
         ConfigError: it may be another.
     """
-    if source.checkpoint is None and await notes.has(key._replace(number=key.number + 1)):
-        # Spark repeats the last batch of a query, and no earlier one.
+    # Spark repeats the last batch of a query, and no earlier one.
+    if not await notes.has(key._replace(number=key.number + 1)):
+        return
+    if source.checkpoint is None:
         raise ConfigError(
             f"{what}: batch {key.number} of source={source.claim!r} looks like a repetition, but later ones are in: "
             "its checkpoint is new or another one, and skipping would lose its rows; give the query a source of its "
             f"own, such as source='{source.claim}-2', and all of its batches are delivered"
         )
+    raise rewound(what, key)
+
+
+def rewound(what: str, key: BatchKey) -> ConfigError:
+    """The error of a batch that is in, and later ones too: its checkpoint is older than what was delivered.
+
+    Example:
+        >>> str(rewound("DriverSink 'rows'", BatchKey("8f14", 7))).partition(":")[0]
+        "DriverSink 'rows'"
+    """
+    return ConfigError(
+        f"{what}: batch {key.number} looks like a repetition, but later ones of the query are in: its checkpoint was "
+        "restored from a copy or changed by hand, so that its batches may hold other rows than those that are in, and "
+        "skipping would lose them; start the query with a new checkpoint, or take back what the destination has of "
+        f"these batches and run: batchqueue spark ledger reset TARGET --source {key.source}"
+    )

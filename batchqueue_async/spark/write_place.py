@@ -1,14 +1,17 @@
-"""The place of a write among those of its micro-batch, which makes its key: query, batch and place.
+"""The place of a write among those of its micro-batch into one destination: part of its key, with query and batch.
 
 One `foreachBatch` function may write several times: parts of the batch into one table, or the batch into several. Spark
 repeats a batch as a whole, with the same calls in the same order; so the number of a call among those of its attempt
-says which write it is. Attempts are told apart by the run: a restart of the query is a new one.
+into the same destination says which write it is. Calls into others don't count, so that a program that was changed
+between a crash and its restart may write to them in another order, to more or to fewer. Attempts are told apart by the
+run: a restart of the query is a new one.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from batchqueue_async._support import forks
@@ -19,18 +22,25 @@ if TYPE_CHECKING:
 _KEPT = 1_000
 
 
-class _Attempt:
-    """One attempt at a micro-batch.
+class _Line:
+    """The writes of one attempt into one destination.
 
     Invariants: `following` is the place of the next write; it goes back when a write fails, because the same write is
     what comes next. `under_way` counts the writes that hold a place.
     """
 
+    def __init__(self) -> None:
+        self.following = 0
+        self.under_way = 0
+
+
+class _Attempt:
+    """One attempt at a micro-batch, with the writes into each destination."""
+
     def __init__(self, run: str | None, batch: int) -> None:
         self.run = run
         self.batch = batch
-        self.following = 0
-        self.under_way = 0
+        self.lines: defaultdict[str, _Line] = defaultdict(_Line)
         self.writers: dict[str, weakref.ref[object]] = {}
 
     def is_over(self, run: str | None, batch: int, writer: object, name: str) -> bool:
@@ -48,22 +58,23 @@ class Place:
     """The place of one write, held until `release`.
 
     Attributes:
-        number: how many writes of the attempt came before; None where others are under way, so that it has no meaning.
+        number: how many writes of the attempt into the destination came before; None where others are under way, so
+            that it has no meaning.
     """
 
-    def __init__(self, attempt: _Attempt | None, number: int | None, lock: threading.Lock) -> None:
-        self._attempt = attempt
+    def __init__(self, line: _Line | None, number: int | None, lock: threading.Lock) -> None:
+        self._line = line
         self._lock = lock
         self.number = number
 
     def release(self, *, written: bool) -> None:
         """The write has ended; one that failed leaves its place to its repetition."""
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None:
+        line, self._line = self._line, None
+        if line is not None:
             with self._lock:
-                attempt.under_way -= 1
+                line.under_way -= 1
                 if not written and self.number is not None:
-                    attempt.following = min(attempt.following, self.number)
+                    line.following = min(line.following, self.number)
 
 
 class WritePlaces:
@@ -73,7 +84,7 @@ class WritePlaces:
         >>> from batchqueue_async.spark.streaming_query import QueryRun
         >>> places, writer = WritePlaces(), object.__new__(type("Writer", (), {}))
         >>> for batch in (0, 0, 1):
-        ...     place = places.take(QueryRun("query", "run"), "query", batch, writer, "name")
+        ...     place = places.take(QueryRun("query", "run"), "query", batch, writer, "name", into="out.db rows")
         ...     place.release(written=True)
         ...     print(place.number)
         0
@@ -91,8 +102,8 @@ class WritePlaces:
         self._lock = threading.Lock()
         self._attempts = {}
 
-    def take(self, run: QueryRun, source: str, batch: int, writer: object, name: str) -> Place:
-        """The place of a write that begins."""
+    def take(self, run: QueryRun, source: str, batch: int, writer: object, name: str, *, into: str) -> Place:
+        """The place of a write that begins, among those `into` its destination."""
         if run.outside:  # the program counts its batches itself: the same number is the same write
             return Place(None, 0, self._lock)
         with self._lock:
@@ -100,10 +111,11 @@ class WritePlaces:
             if attempt is None or attempt.is_over(run.run, batch, writer, name):
                 attempt = self._begin(source, run, batch)
             attempt.writers[name] = weakref.ref(writer)
-            number = None if attempt.under_way else attempt.following
-            attempt.under_way += 1
-            attempt.following += 1
-            return Place(attempt, number, self._lock)
+            line = attempt.lines[into]
+            number = None if line.under_way else line.following
+            line.under_way += 1
+            line.following += 1
+            return Place(line, number, self._lock)
 
     def _begin(self, source: str, run: QueryRun, batch: int) -> _Attempt:
         self._attempts.pop(source, None)

@@ -293,6 +293,17 @@ def test_a_backfill_that_is_run_again_ends_in_the_same_rows(spark, tmp_path):
         assert sorted(value for (value,) in found) == list(range(40, 80))
     made.run(spark=spark, since=START.replace(minute=4), until=START.replace(minute=5))
     assert [value for *_, value in rows(tmp_path / "out.db", "rows", "value")] == list(range(40, 100))
+    targets = [sqlite("new"), {"type": "jsonl", "path": "rows.jsonl"}, sqlite("rows")]
+    made = pipeline(
+        tmp_path,
+        sources={"numbers": NUMBERS},
+        views={"days": {"sql": view}},
+        outputs={"rows": {"view": "days", "to": targets}},
+    )
+    assert made.run(spark=spark, **span).code == 0  # one more target, and another order
+    assert [value for *_, value in rows(tmp_path / "out.db", "new", "value")] == list(range(40, 80))
+    assert [value for *_, value in rows(tmp_path / "out.db", "rows", "value")] == list(range(40, 100))
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 60
 
 
 def test_a_batch_job_that_would_not_end_in_the_same_rows_is_refused(spark, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async.errors import ConfigError
@@ -87,6 +88,17 @@ def plain(options: Mapping[str, str]) -> dict[str, str]:
     return {name: str(resolve_option(value)) if is_reference(value) else value for name, value in options.items()}
 
 
+def _label(target: TargetSpec) -> str:
+    """What a target is, in short: its type, and what it writes to."""
+    found = next((target.options[name] for name in _NAMES if target.options.get(name)), "")
+    short = re.split("[/:]", str(found).rstrip("/"))[-1]
+    return f"{target.type}-{short}" if short and not is_reference(found) else target.type
+
+
+_NAMES = ("table", "topic", "subject", "stream", "queue", "factory", "path", "uri", "url")
+"""The options that say what a target writes to, without where that is."""
+
+
 class Writing:
     """One output: what writes its micro-batches, or the whole of a batch job.
 
@@ -115,7 +127,7 @@ class Writing:
         dead = output.dead_letters
         several = sum(each.place == "driver" for each in output.targets) > 1
         return DriverSink(
-            f"{self._pipeline}-{output.name}{f'-{place}' if several else ''}",
+            self._name(place),
             sink=made if is_sink else None,
             consumer=None if is_sink else made,
             key=key,
@@ -124,6 +136,12 @@ class Writing:
             on_bad_row="fail" if dead is None else "dead_letter",
             dead_letters=None if dead is None else f"{dead}.{place}" if several else dead,
         )
+
+    def _name(self, place: int) -> str:
+        """The name of a target's sink, by which its batches are known: the same when others are added or removed."""
+        labels = [_label(target) for target in self._output.targets]
+        before = labels[:place].count(labels[place])
+        return f"{self._pipeline}-{self._output.name}-{labels[place]}{f'-{before + 1}' if before else ''}"
 
     def close(self) -> None:
         """Close the sinks."""
@@ -184,7 +202,7 @@ class Writing:
                     again = upserts(target, self._output.key)
                     source = None if again else f"{self._pipeline}/{self._output.name}/{span}"
                     with self._driver_sink(place, target, source) as sink:
-                        sink(frame, None if again else 0, part=f"target-{place}")
+                        sink(frame, None if again else 0, part=self._name(place))
                 elif target.place == "executors":
                     _formatted(frame.write, "batchqueue", executor_options(target)).mode("append").save()
                 else:

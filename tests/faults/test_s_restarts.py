@@ -1,0 +1,332 @@
+"""What a program finds when it starts again: with other sinks, an old copy of its checkpoint, or in a forked child."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from contextlib import closing
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+import batchqueue_async as bq
+from batchqueue_async.sinks.base import Attempt, BatchKey
+from batchqueue_async.sinks.jsonl import JsonLinesSink
+from batchqueue_async.sinks.sqlite import SqliteSink
+from batchqueue_async.spark import DriverSink, process_bridge
+from batchqueue_async.spark.data_source import PartWritten, publish
+from batchqueue_async.spark.options import as_options
+from batchqueue_async.spark.part_writer import Part
+
+QUERY = "8f14"
+
+
+class Frame:
+    """A micro-batch as a sink sees it: the rows, and what Spark says of its query and of this start of it."""
+
+    def __init__(self, values, run="run 1", query=QUERY):
+        found = {"sql.streaming.queryId": query, "spark.jobGroup.id": run}
+        self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(getLocalProperty=found.get))
+        self.columns = ["v"]
+        self._values = values
+
+    def toArrow(self):  # noqa: N802 - Spark's name
+        return pa.table({"v": self._values})
+
+    def mapInArrow(self, *_):  # noqa: N802 - Spark's name
+        def rows():
+            sink = pa.BufferOutputStream()
+            table = self.toArrow()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            yield SimpleNamespace(packed=sink.getvalue().to_pybytes())
+
+        return SimpleNamespace(toLocalIterator=rows)
+
+
+def select(path, table="rows"):
+    with closing(sqlite3.connect(path)) as database:
+        return [value for (value,) in database.execute(f'SELECT v FROM "{table}" ORDER BY v')]
+
+
+def lines(path):
+    return [json.loads(line)["v"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# --- S-17
+
+
+@pytest.mark.parametrize("after", [("b", "a"), ("new", "a", "b"), ("b",)], ids=["swapped", "one more", "one fewer"])
+@pytest.mark.parametrize("kind", ["tables", "files", "one ledger", "one place for notes"])
+def test_s_17_a_program_that_was_changed_writes_what_was_missing_and_nothing_twice(tmp_path, kind, after):
+    """It died after the first of two sinks, and writes to others, or in another order, when it starts again."""
+
+    topics, notes = defaultdict(list), set()
+
+    class Topic:
+        """As Kafka's: the notes of a source are those of all topics."""
+
+        def __init__(self, name):
+            self.name = name
+
+        async def open(self): ...
+        async def close(self): ...
+        async def send(self, batch): ...
+
+        async def begin(self, key):
+            if key in notes:
+                return None
+            rows = []
+
+            async def send(batch):
+                rows.extend(each["v"] for each in batch)
+
+            async def commit():
+                notes.add(key)
+                topics[self.name].extend(rows)
+
+            async def rollback(): ...
+
+            return SimpleNamespace(send=send, commit=commit, rollback=rollback)
+
+    def sinks(names):
+        for name in names:
+            if kind == "tables":
+                yield DriverSink("same name", sink=SqliteSink(tmp_path / "out.db", table=name))
+            elif kind == "files":
+                yield DriverSink("same name", sink=SqliteSink(tmp_path / f"{name}.db"))
+            elif kind == "one place for notes":
+                yield DriverSink(f"sink {name}", sink=Topic(name))
+            else:
+                target = JsonLinesSink(tmp_path / f"{name}.jsonl")
+                yield DriverSink(f"sink {name}", sink=target, ledger=tmp_path / "ledger")
+
+    def written(name):
+        if kind == "one place for notes":
+            return sorted(topics[name])
+        if kind == "one ledger":
+            return lines(tmp_path / f"{name}.jsonl")
+        return select(tmp_path / ("out.db" if kind == "tables" else f"{name}.db"), name if kind == "tables" else "rows")
+
+    first, _ = sinks(["a", "b"])
+    with first:
+        first(Frame([1, 2]), 0)
+    for sink in sinks(after):
+        with sink:
+            sink(Frame([1, 2], run="run 2"), 0)
+    assert {name: written(name) for name in {"a", *after}} == {name: [1, 2] for name in {"a", *after}}
+
+
+def test_s_17_records_of_two_sinks_have_keys_of_their_own(tmp_path):
+    """Two sinks into one destination that knows keys: rows of the same content are different records."""
+    seen = []
+
+    class Keyed:
+        async def open(self): ...
+        async def close(self): ...
+        async def send(self, batch): ...
+        async def send_keyed(self, batch, keys):
+            seen.extend(keys)
+
+    for name in ("one", "two"):
+        with DriverSink(name, sink=Keyed()) as sink:
+            sink(Frame([1, 2]), 0)
+    assert len(set(seen)) == 4
+
+
+def test_s_17_a_run_is_known_where_spark_does_not_show_its_query(tmp_path):
+    """A query that starts again in one process, with one sink, repeats its batch, and does not write it once more."""
+    with DriverSink("again", sink=SqliteSink(tmp_path / "out.db")) as sink:
+        for run in ("run 1", "run 2"):
+            sink(Frame([1, 2], run), 0)
+        assert (sink.stats().batches, sink.stats().skipped) == (1, 1)
+    assert select(tmp_path / "out.db") == [1, 2]
+
+
+# --- S-18
+
+
+@pytest.mark.parametrize("certain", ["transaction", "ledger"])
+def test_s_18_a_checkpoint_from_a_copy_is_refused(tmp_path, certain):
+    """The batches that it repeats may hold other rows: here those that came in since the copy was made."""
+
+    def sink():
+        if certain == "transaction":
+            return DriverSink("rows", sink=SqliteSink(tmp_path / "out.db"))
+        return DriverSink("rows", sink=JsonLinesSink(tmp_path / "out.jsonl"), ledger=tmp_path / "ledger")
+
+    with sink() as first:
+        for number in range(3):
+            first(Frame([number]), number)
+    with sink() as again:
+        with pytest.raises(bq.ConfigError, match=r"restored from a copy.*ledger reset TARGET --source 8f14"):
+            again(Frame([1, 2, 3, 4], "run 2"), 1)
+        again(Frame([2], "run 3"), 2)  # the last one is what Spark repeats
+        assert again.stats().skipped == 1
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "sqlite"])
+def test_s_18_executors_refuse_it_too_and_warn_of_what_they_skip(tmp_path, kind, logs):
+    path = tmp_path / ("out" if kind == "jsonl" else "out.db")
+    options = as_options({"sink": kind, "path": str(path)})
+
+    async def stage(attempt):
+        sink = JsonLinesSink(path) if kind == "jsonl" else SqliteSink(path)
+        part = sink.stage(attempt)
+        await part.open()
+        await part.send([{"v": attempt.key.number}])
+        await part.close()
+
+    def commit(number):
+        attempt = Attempt(BatchKey(QUERY, number), 0, "a")
+        asyncio.run(stage(attempt))
+        return publish(options, attempt.key, [PartWritten(Part(attempt, 1, 8, 0.0))])
+
+    assert [commit(number) for number in (0, 1, 2)] == [True] * 3
+    assert commit(2) is False
+    skipped = [event for event in logs if event["event"] == "spark_batch_skipped"]
+    assert [(event["log_level"], event["batch"], event["rows"]) for event in skipped] == [("warning", "8f14/2", 1)]
+    with pytest.raises(bq.ConfigError, match="restored from a copy"):
+        commit(1)
+
+
+# --- S-19
+
+FORKED = """
+import asyncio, os, sys, threading
+sys.path.insert(0, {here!r})
+from test_s_restarts import Frame, SqliteSink, DriverSink, select
+
+path = {path!r}
+{body}
+child = os.fork()
+if child == 0:
+    try:
+        in_child()
+        os._exit(7)
+    finally:
+        os._exit(1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+in_parent()
+print(status, select(path), flush=True)
+os._exit(0)
+"""
+
+BUSY = """
+inside, go = threading.Event(), threading.Event()
+class Slow(SqliteSink):
+    async def open(self):
+        if not inside.is_set():
+            await asyncio.to_thread(self.wait)
+        await super().open()
+    def wait(self):
+        inside.set()
+        go.wait()
+sink = DriverSink("rows", sink=Slow(path))
+writing = threading.Thread(target=lambda: sink(Frame([1], query=None)))
+writing.start()
+inside.wait()
+def in_child():
+    sink(Frame([2], query=None))
+def in_parent():
+    go.set()
+    writing.join()
+"""
+
+JOBS = """
+sink = DriverSink("rows", sink=SqliteSink(path))
+sink(Frame([0], query=None))
+def in_child():
+    sink(Frame([1], query=None))
+def in_parent():
+    sink(Frame([2], query=None))
+"""
+
+LETTERS = """
+class Picky(SqliteSink):
+    pass
+def picky():
+    return DriverSink("rows", consumer=handle, on_bad_row="dead_letter", dead_letters=SqliteSink(path + ".dead"))
+import batchqueue_async as bq
+async def handle(rows):
+    if any(row["v"] < 0 for row in rows):
+        raise bq.PermanentError("below zero")
+sink = picky()
+sink(Frame([-1], query=None))
+def in_child():
+    sink(Frame([-2], query=None))
+def in_parent():
+    sink(Frame([-3], query=None))
+    global select
+    wanted = __import__("sqlite3").connect(path + ".dead").execute("SELECT count(*) FROM rows").fetchone()[0]
+    select = lambda path: [wanted]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [(BUSY, "7 [1, 2]"), (JOBS, "7 [0, 1, 2]"), (LETTERS, "7 [3]")],
+    ids=["a thread writes", "jobs", "dead letters"],
+)
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_s_19_a_forked_child_writes_with_the_sinks_of_its_parent(tmp_path, body, wanted):
+    program = FORKED.format(here=os.path.dirname(__file__), path=str(tmp_path / "out.db"), body=body)  # noqa: PTH120
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=240)
+    assert done.stdout.strip().splitlines()[-1:] == [wanted], done.stderr
+
+
+def test_s_19_dead_letters_go_on_with_a_new_host(tmp_path):
+    async def handle(rows):
+        if any(row["v"] < 0 for row in rows):
+            raise bq.PermanentError("below zero")
+
+    letters = SqliteSink(tmp_path / "dead.db", table="dead")
+    with DriverSink("rows", consumer=handle, on_bad_row="dead_letter", dead_letters=letters) as sink:
+        sink(Frame([1, -1]), 0)
+        process_bridge.bridge().close()
+        sink(Frame([2, -2]), 1)
+        assert sink.stats().dead_rows == 2
+    with closing(sqlite3.connect(tmp_path / "dead.db")) as database:
+        assert database.execute("SELECT count(*) FROM dead").fetchone() == (2,)
+
+
+# --- S-20
+
+
+def test_s_20_a_commit_that_fails_gives_no_row_to_the_dead_letters_twice(tmp_path):
+    failing = threading.Event()
+    failing.set()
+
+    class Flaky(SqliteSink):
+        async def begin(self, key):
+            found = await super().begin(key)
+            if found is not None:
+                commit = found.commit
+
+                async def flaky():
+                    if failing.is_set():
+                        failing.clear()
+                        raise bq.RetryableError("the destination is away", retry_after=0)
+                    await commit()
+
+                found.commit = flaky
+            return found
+
+    class Table(Flaky):
+        pass
+
+    target = Table(tmp_path / "out.db", upsert_on=["v"])
+    options = {"retry": bq.RetryPolicy(initial=0.01), "on_bad_row": "dead_letter"}
+    with DriverSink("rows", sink=target, rows="dict", dead_letters=tmp_path / "dead.jsonl", **options) as sink:
+        sink(Frame([1, None, None, 2]), 0)
+        assert (sink.stats().dead_rows, sink.stats().retried, sink.stats().batches) == (2, 1, 1)
+    assert select(tmp_path / "out.db") == [1, 2]
+    assert len((tmp_path / "dead.jsonl").read_text().splitlines()) == 2
