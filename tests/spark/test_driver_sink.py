@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import pickle
 import sqlite3
 import threading
@@ -23,6 +24,7 @@ from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import DriverSink, collect, process_bridge
 
 ROWS_PER_BATCH = 40
+BACKLOG = int(os.environ.get("BATCHQUEUE_SPARK_BACKLOG", "12"))
 
 
 class Reading(msgspec.Struct):
@@ -270,6 +272,25 @@ def test_a_stream_is_written_exactly_once_through_a_restart(spark, tmp_path):
     written = select(path)
     assert written == list(range(len(written)))
     assert len(written) >= 5 * ROWS_PER_BATCH
+
+
+def test_a_backlog_of_many_batches_is_written_exactly_once_through_restarts(spark, tmp_path):
+    """A query was away while many batches came in; it is stopped amid them, and goes on."""
+    path, source = tmp_path / "out.db", tmp_path / "in"
+    source.mkdir()
+    for number in range(BACKLOG):
+        (source / f"{number:06d}.json").write_text(f'{{"value": {number}}}')
+    frame = spark.readStream.schema("value long").option("maxFilesPerTrigger", 1).json(str(source))
+    with DriverSink("backlog", sink=SqliteSink(path)) as sink:
+        run(frame, sink, tmp_path / "checkpoint", lambda: sink.stats().batches >= BACKLOG // 4)
+    with DriverSink("backlog", sink=SqliteSink(path)) as sink:
+        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(30 + 2 * BACKLOG)
+        assert query.exception() is None
+        assert sink.stats().batches <= BACKLOG - BACKLOG // 4
+    assert select(path) == list(range(BACKLOG))
+    assert select(path, "SELECT number FROM batchqueue_ledger") == [BACKLOG - 1]
 
 
 def test_a_batch_is_skipped_when_its_repetition_was_delivered(spark, tmp_path):
