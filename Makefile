@@ -14,7 +14,7 @@ SHELL := /bin/bash
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml .ci/hatch_build.py batchqueue_async/_native/hotpath.c
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
@@ -43,11 +43,23 @@ types: $(STAMP) ## mypy and pyright, both strict
 java: ## the Java that Spark needs: installed when it is missing and this is root, else its command is shown
 	@$(PYTHON) .ci/java.py
 
+# What runs with the hot path in Python too, first; the coverage gate counts both runs.
+BOTH := tests/queue tests/bridge tests/runtime tests/_native
+
 # Without Java, Spark's tests are skipped and the coverage gate can't hold; in CI (CI is set) that is a failure.
 .PHONY: unit
 unit: $(STAMP) ## all tests, with the coverage gate
 	@$(PYTHON) .ci/java.py || test -z "$$CI"
-	$(BIN)/pytest --cov --cov-report=term $$($(PYTHON) .ci/java.py --check || echo --cov-fail-under=0)
+	BATCHQUEUE_PURE=1 $(BIN)/pytest --cov --cov-report= --cov-fail-under=0 $(BOTH)
+	$(BIN)/pytest --cov --cov-append --cov-report=term $$($(PYTHON) .ci/java.py --check || echo --cov-fail-under=0)
+
+.PHONY: test-native
+test-native: $(STAMP) ## the compiled hot path and hostile objects under AddressSanitizer and UBSan; FUZZ=60 seconds
+	@$(PYTHON) .ci/native.py sanitize $(BIN)/python $(or $(FUZZ),60)
+
+.PHONY: wheels
+wheels: $(STAMP) ## wheels with the compiled hot path, for each of PYTHONS="3.11 3.12 3.13 3.14" that is found, into dist/
+	@$(PYTHON) .ci/native.py wheels $(PYTHONS)
 
 .PHONY: test-spark
 test-spark: $(STAMP) java ## the tests of the Spark parts alone

@@ -14,6 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async._native import accelerated
 from batchqueue_async._support.last_error import LastError
 from batchqueue_async._support.registry import Registered, registered
 from batchqueue_async.bridge.stats import BridgeStats
@@ -191,6 +192,7 @@ __all__ = [
     "WorkerPolicy",
     "WorkerStats",
     "WrongLoopError",
+    "accelerated",
     "by_key",
     "default_manager",
     "in_process",

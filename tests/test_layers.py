@@ -21,9 +21,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "policies": _BASE,
     "config_file": _BASE,
     "config": (*_BASE, "policies", "config_file"),
-    "queue": _CORE,
+    "queue": (*_CORE, "_native"),
     "runtime": (*_CORE, "queue"),
-    "bridge": (*_CORE, "queue", "runtime"),
+    "bridge": (*_CORE, "_native", "queue", "runtime"),
     # The frame is named for a type alone.
     "leases": (*_BASE, "durable.state"),
     "durable.disk": (*_BASE, "durable", "durable.state", "leases"),
@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "intake": (*_CORE, "queue", "sinks", "sinks._shared", "export", "export.control", "intake.amqp"),
     "intake.amqp": (*_BASE, "sinks._shared", "intake"),
     "testing": (*_CORE, "fault_proxy", "intake", "queue", "sinks"),
+    "_native": (),
     "spark": (
         *_CORE,
         "queue",

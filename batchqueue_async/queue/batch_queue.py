@@ -2,7 +2,8 @@
 
 The hot path is written out in `produce` and in `produce_nowait` instead of being shared: a further Python call would
 cost as much as the rest of it. It uses a partition's `fast_slots` and `tail` and nothing else; see `partition.py`.
-Whatever that does not take goes to the `Intake`.
+Whatever that does not take goes to the `Intake`. Where the hot path is compiled, `compiled` puts C before a method,
+which takes an item that finds a fast slot by a known route; see `_native`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, overload
 
+from batchqueue_async._native import Entrance, compiled
 from batchqueue_async._support import forks, log
 from batchqueue_async._support.checks import check_timeout
 from batchqueue_async._support.log import describe
@@ -75,7 +77,7 @@ class HandlerDecorator(Protocol[K]):
         ...
 
 
-class BatchQueue(Generic[T]):
+class BatchQueue(Entrance, Generic[T]):
     """A partitioned queue that hands its items to async handlers in batches.
 
     A queue lives on the event loop that made it, and is made by a `BatchQueueManager`. Every call from another
@@ -148,6 +150,7 @@ class BatchQueue(Generic[T]):
         self._intake: Intake[T] = Intake(name, config, self._router, self._counters, self._home)
         # Read by the hot path instead of asking the parts: the loop's thread, the only partition, the routes by type.
         self._here = self._home.mark
+        self._thread = 0
         self._blocking = self._intake.blocking
         self._only = self._router.only
         self._by_type: Mapping[type, Partition[T] | Lane[T]] | None = self._router.by_type
@@ -222,6 +225,7 @@ class BatchQueue(Generic[T]):
 
     def _start(self) -> None:
         self._home.mark_thread()
+        self._thread = threading.get_ident()
         for drain in self._drains:
             task = drain.start(f"{self.name}-drain-{drain.index}", self._review_spread)
             task.add_done_callback(self._drain_ended)
@@ -275,6 +279,7 @@ class BatchQueue(Generic[T]):
 
     # -- one item ------------------------------------------------------------------------------------------------
 
+    @compiled("produce")
     async def produce(self, item: T) -> bool:
         """Put an item in; under `BLOCKING` wait for room, first come, first served.
 
@@ -314,6 +319,7 @@ class BatchQueue(Generic[T]):
             return self._intake.offer(route, item) or (self._blocking and await self._intake.wait_and_put(route, item))
         raise self._home.error("produce")
 
+    @compiled("produce_nowait")
     def produce_nowait(self, item: T) -> bool:
         """Put an item in if that is possible at once; False if it was refused or dropped.
 
@@ -536,6 +542,7 @@ class BatchQueue(Generic[T]):
         """In a forked child, where its loop does not run: every call raises `ForkedError` from now on."""
         self._home.after_fork()
         self._here = self._home.mark
+        self._thread = 0
         self._bridge_lock = threading.RLock()
 
     def on_own_thread(self) -> bool:

@@ -12,10 +12,10 @@ import inspect
 import math
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
-from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
+from batchqueue_async._native import one_type, sort_run
 from batchqueue_async._support import log
 from batchqueue_async._support.handlers import call_of, method_of
 from batchqueue_async._support.last_error import ErrorKeeper
@@ -27,7 +27,7 @@ from batchqueue_async.queue.limiter import CallLimiter
 from batchqueue_async.queue.own_context import has_left, restore_context
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable
     from contextvars import Context
 
     from batchqueue_async.config import Handler, QueueConfig
@@ -280,7 +280,7 @@ class Dispatcher(Generic[T]):
         own: set[HandlerEntry[T] | None] = set()
         for _, items, known in chunks:
             kind = known or type(items[0])
-            if known is None and _differ(kind, items):
+            if known is None and not one_type(items):
                 self._sort(items, lists, own)
                 continue
             entry = self.resolve(kind)
@@ -294,12 +294,12 @@ class Dispatcher(Generic[T]):
         self, items: list[T], lists: dict[HandlerEntry[T] | None, list[T]], own: set[HandlerEntry[T] | None]
     ) -> None:
         by_type: dict[type, list[T]] = {}
-        for item in items:
-            try:
-                by_type[type(item)].append(item)
-            except KeyError:
-                by_type[type(item)] = mine = _own_list(self.resolve(type(item)), lists, own)
-                mine.append(item)
+        index = 0
+        while (index := sort_run(by_type, items, index)) < len(items):
+            kind = type(items[index])
+            by_type[kind] = mine = _own_list(self.resolve(kind), lists, own)
+            mine.append(items[index])
+            index += 1
 
     def _bounded(self, entry: HandlerEntry[T] | None, items: list[T]) -> list[Call[T]]:
         most = self.max_batch if entry is None else entry.options.max_batch or self.max_batch
@@ -724,8 +724,3 @@ def _refusing(kind: type, error: Exception) -> HandlerEntry[Any]:
         raise error
 
     return HandlerEntry(type.__repr__(kind), refuse, _PLAIN, CallLimiter(1), None)
-
-
-def _differ(first: type, items: Sequence[object]) -> bool:
-    """Whether the items are of several types."""
-    return type(items[-1]) is not first or countOf(map(type, items), first) != len(items)

@@ -12,6 +12,7 @@ from functools import partial
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from batchqueue_async._native import one_type, put_run
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
 from batchqueue_async.config import BufferStrategy
@@ -365,8 +366,7 @@ class Intake(Generic[T]):
             byte_room.weigh(items)
 
     def _put_all_by_type(self, items: Sequence[T]) -> bool:
-        kind = type(items[0])
-        if type(items[-1]) is not kind or countOf(map(type, items), kind) != len(items):
+        if not one_type(items):
             return False
         route = self._router.route(items[0])
         if isinstance(route, Migration):
@@ -451,19 +451,20 @@ class Intake(Generic[T]):
         routes = asked or Routes(self._router)
         if completion is not None:
             return self._put_watched(items, start, completion, routes)
-        by_type = self._router.by_type or {}
-        for index in range(start, len(items)):
+        by_type = self._router.by_type
+        index = start
+        while index < len(items):
+            if by_type is not None and (index := put_run(by_type, items, index)) >= len(items):
+                break
             item = items[index]
-            try:
-                route: Route[T] = by_type[type(item)]
-            except KeyError:
-                route = routes.of(index, item)
+            route = routes.of(index, item)
             for _ in route.fast_slots:
                 route.tail.append(item)
                 break
             else:
                 if not self._offer_counted_by_caller(route, item):
                     return index
+            index += 1
         return len(items)
 
     def _put_watched(self, items: Sequence[T], start: int, completion: CompletionWait, routes: Routes[T]) -> int:

@@ -1,8 +1,9 @@
 """One bounded partition: a first-in-first-out buffer that producers append to and one drain task takes from in bulk.
 
 The state machine never awaits. A producer's fast path uses only `fast_slots` and `tail`: `fast_slots` counts the
-places down that may be filled without a further look, and appending to `tail` is all there is to do. An
+places down that may be filled without a further look, and appending to `tail` is all there is to do. In Python an
 `itertools.repeat` is the cheapest countdown there is: one step of it costs a third of comparing a length with a limit.
+The compiled hot path has a `Countdown` of its own in its place, which counts the same.
 
 Everything unusual (a partition nobody watches yet, a full or closed one, waiting producers, a batch that lingers)
 leaves no fast slots, so that the producer takes the slow path. `rearm` is the one place that decides how many there
@@ -28,9 +29,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from batchqueue_async._native import Countdown, Place
 from batchqueue_async.errors import ItemDroppedError
 from batchqueue_async.queue.completion import RangeQueue
 from batchqueue_async.queue.waiters import Waiter, WaiterQueue
@@ -46,16 +47,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NO_SLOTS = repeat(None, 0)
+NO_SLOTS = Countdown(None, 0)
 
 QUIET_LANES = 8
 """Lanes that may be awake in vain, next to two for each that had items: beyond, those without items go to sleep."""
 
 
-class Lane(Generic[T]):
+class Lane(Place, Generic[T]):
     """The items of one type in a partition: kept by type as they come, they need not be sorted as they go."""
 
-    __slots__ = ("asleep", "fast_slots", "kind", "partition", "tail")
+    __slots__ = ("asleep", "kind", "partition")
 
     def __init__(self, kind: type, partition: Partition[T]) -> None:
         self.kind = kind
@@ -86,7 +87,7 @@ class Lane(Generic[T]):
         self.partition.watch(wait, count)
 
 
-class Partition(Generic[T]):
+class Partition(Place, Generic[T]):
     """A bounded asyncio queue with a bulk `take`; like `asyncio.Queue`, except that waiting putters are never passed.
 
     Example:
@@ -108,7 +109,6 @@ class Partition(Generic[T]):
         "capacity",
         "closed",
         "credits",
-        "fast_slots",
         "flight_start",
         "getters",
         "held",
@@ -125,7 +125,6 @@ class Partition(Generic[T]):
         "ranges",
         "removed",
         "since",
-        "tail",
         "waiters",
     )
 
@@ -360,9 +359,9 @@ class Partition(Generic[T]):
         if self.linger_step is not None:
             # The item that fills the partition, or may fill the batch, takes the slow path: its drain has to know.
             room = min(room, self.linger_step) - 1
-        self._set_fast_slots(repeat(None, max(0, room)))
+        self._set_fast_slots(Countdown(None, max(0, room)))
 
-    def _set_fast_slots(self, slots: repeat[None]) -> None:
+    def _set_fast_slots(self, slots: Countdown[None]) -> None:
         if self.lanes is not None and slots is not self.fast_slots:
             self._in_lanes += self._armed - self.fast_slots.__length_hint__()
             self._armed = slots.__length_hint__()
@@ -400,7 +399,7 @@ class Partition(Generic[T]):
         self.listed = True
         self.since = self.on_ready(self)
         if self.linger_step is None:
-            self._set_fast_slots(repeat(None, self.capacity - self.held - 1))
+            self._set_fast_slots(Countdown(None, self.capacity - self.held - 1))
         else:
             self.rearm()
         return True

@@ -1,0 +1,971 @@
+/* The hot path of queue and bridge, compiled: what an item costs each time, and nothing else.
+ *
+ * Each function here stands for a few lines of Python, which its comment names. The Python stays the reference and the
+ * fallback: a function takes the usual case, whole, and leaves everything else to the Python of the same name, before
+ * it has changed anything. So no error message, no wait and no rule exists twice.
+ *
+ * What keeps it safe:
+ *
+ * - Between its last look and its last step a function runs no code of the user's: no hash, no comparison, no
+ *   finalizer. A type is looked up only if its metaclass has the hash and the comparison of `type`.
+ * - Where code of the user's could run in between (a key that only happens to have the same hash is compared), strong
+ *   references are held, and sizes are read anew.
+ * - Every object that refers to others is known to the garbage collector, and can be cleared at any time: every field
+ *   may be NULL or an object of any class, and is looked at before each use.
+ * - The interpreter's lock (GIL) makes each function one step for all threads. There is no build for free threading.
+ *
+ * docs/contributing/native.md is the page for whoever changes this.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#ifdef Py_GIL_DISABLED
+#error "the hot path relies on the GIL; a free-threaded build of Python runs the Python in its place"
+#endif
+
+/* Raised whenever Python and C have to change together: a file that was built before is then not used. */
+#define API 1
+
+/* -- Countdown: itertools.repeat(None, n), whose count can be read and taken from C ------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t left;
+} Countdown;
+
+static PyTypeObject CountdownType;
+
+static PyObject *
+countdown_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *ignored;
+    Py_ssize_t left;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Countdown() takes no keyword arguments");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "On:Countdown", &ignored, &left)) {
+        return NULL;
+    }
+    Countdown *self = (Countdown *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->left = left > 0 ? left : 0;
+    }
+    return (PyObject *)self;
+}
+
+/* next(slots) */
+static PyObject *
+countdown_next(PyObject *op)
+{
+    Countdown *self = (Countdown *)op;
+    if (self->left <= 0) {
+        return NULL;
+    }
+    self->left--;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+countdown_length_hint(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromSsize_t(((Countdown *)op)->left);
+}
+
+static PyObject *
+countdown_repr(PyObject *op)
+{
+    return PyUnicode_FromFormat("Countdown(None, %zd)", ((Countdown *)op)->left);
+}
+
+static PyMethodDef countdown_methods[] = {
+    {"__length_hint__", countdown_length_hint, METH_NOARGS, "How many are left."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject CountdownType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.Countdown",
+    .tp_doc = "Counts places down: an iterator over so many times None.",
+    .tp_basicsize = sizeof(Countdown),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = countdown_new,
+    .tp_repr = countdown_repr,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = countdown_next,
+    .tp_methods = countdown_methods,
+};
+
+/* -- Place: the fields of Partition and Lane that a producer uses ------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *tail;
+    PyObject *fast_slots;
+} Place;
+
+static PyTypeObject PlaceType;
+
+static int
+place_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Place *self = (Place *)op;
+    Py_VISIT(self->tail);
+    Py_VISIT(self->fast_slots);
+    return 0;
+}
+
+static int
+place_clear(PyObject *op)
+{
+    Place *self = (Place *)op;
+    Py_CLEAR(self->tail);
+    Py_CLEAR(self->fast_slots);
+    return 0;
+}
+
+static void
+place_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    place_clear(op);
+    Py_TYPE(op)->tp_free(op);
+}
+
+static PyMemberDef place_members[] = {
+    {"tail", T_OBJECT_EX, offsetof(Place, tail), 0, NULL},
+    {"fast_slots", T_OBJECT_EX, offsetof(Place, fast_slots), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject PlaceType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.Place",
+    .tp_doc = "Where items come in: a list, and the countdown of the places that may be filled without a further look.",
+    .tp_basicsize = sizeof(Place),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = place_dealloc,
+    .tp_traverse = place_traverse,
+    .tp_clear = place_clear,
+    .tp_members = place_members,
+};
+
+/*     for _ in route.fast_slots:
+ *         route.tail.append(item)
+ *         return True
+ *
+ * 1: the item is in. 0: there is no fast slot, or this is not a place as it should be; nothing has happened. -1: no
+ * memory. It runs no code but its own.
+ */
+static int
+place_put(PyObject *route, PyObject *item)
+{
+    if (!PyObject_TypeCheck(route, &PlaceType)) {
+        return 0;
+    }
+    PyObject *slots = ((Place *)route)->fast_slots;
+    PyObject *tail = ((Place *)route)->tail;
+    if (slots == NULL || !Py_IS_TYPE(slots, &CountdownType) || ((Countdown *)slots)->left <= 0) {
+        return 0;
+    }
+    if (tail == NULL || !PyList_CheckExact(tail)) {
+        return 0;
+    }
+    if (PyList_Append(tail, item) < 0) {
+        return -1;
+    }
+    ((Countdown *)slots)->left--;
+    return 1;
+}
+
+/* -- by type ------------------------------------------------------------------------------------------------------ */
+
+/* Whether a type is hashed and compared by its identity, so that to look it up runs no code of the user's. */
+static inline int
+is_plain(PyTypeObject *kind)
+{
+    PyTypeObject *meta = Py_TYPE(kind);
+    return meta == &PyType_Type
+           || (meta->tp_hash == PyType_Type.tp_hash && meta->tp_richcompare == PyType_Type.tp_richcompare);
+}
+
+/* by_type.get(type(item)): a borrowed reference, or NULL, with or without an error. A key of a metaclass with a
+ * comparison of its own is compared if its hash happens to be the same: then code of the user's runs here. */
+static inline PyObject *
+find_by_type(PyObject *by_type, PyTypeObject *kind)
+{
+    return is_plain(kind) ? PyDict_GetItemWithError(by_type, (PyObject *)kind) : NULL;
+}
+
+/* -- Entrance: the fields of BatchQueue that a producer uses ------------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *only;
+    PyObject *by_type;
+    unsigned long thread;
+} Entrance;
+
+static PyTypeObject EntranceType;
+
+static int
+entrance_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Entrance *self = (Entrance *)op;
+    Py_VISIT(self->only);
+    Py_VISIT(self->by_type);
+    return 0;
+}
+
+static int
+entrance_clear(PyObject *op)
+{
+    Entrance *self = (Entrance *)op;
+    Py_CLEAR(self->only);
+    Py_CLEAR(self->by_type);
+    return 0;
+}
+
+static void
+entrance_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    entrance_clear(op);
+    Py_TYPE(op)->tp_free(op);
+}
+
+static PyMemberDef entrance_members[] = {
+    {"_only", T_OBJECT_EX, offsetof(Entrance, only), 0, NULL},
+    {"_by_type", T_OBJECT_EX, offsetof(Entrance, by_type), 0, NULL},
+    {"_thread", T_ULONG, offsetof(Entrance, thread), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject EntranceType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.Entrance",
+    .tp_doc = "What the hot path reads of a queue: its thread, its only partition, its routes by type.",
+    .tp_basicsize = sizeof(Entrance),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = entrance_dealloc,
+    .tp_traverse = entrance_traverse,
+    .tp_clear = entrance_clear,
+    .tp_members = entrance_members,
+};
+
+/* BatchQueue.produce_nowait, as far as the thread is right, the route is known, and a fast slot is there.
+ *
+ * 1: the item is in. 0: it is for the Python; nothing has happened. -1: an error. */
+static int
+entrance_put(PyObject *op, PyObject *item)
+{
+    Entrance *self = (Entrance *)op;
+    if (self->thread == 0 || self->thread != PyThread_get_thread_ident()) {
+        return 0;
+    }
+    PyObject *route = self->only;
+    if (route == NULL || route == Py_None) {
+        if (self->by_type == NULL || !PyDict_CheckExact(self->by_type)) {
+            return 0;
+        }
+        PyObject *by_type = Py_NewRef(self->by_type);
+        route = find_by_type(by_type, Py_TYPE(item));
+        Py_XINCREF(route);
+        Py_DECREF(by_type);
+        if (route == NULL) {
+            if (!PyErr_Occurred()) {
+                return 0;
+            }
+            if (!PyErr_ExceptionMatches(PyExc_KeyError)) {
+                return -1;
+            }
+            PyErr_Clear();
+            return 0;
+        }
+        int put = place_put(route, item);
+        Py_DECREF(route);
+        return put;
+    }
+    return place_put(route, item);
+}
+
+/* -- Call: what `await queue.produce(item)` awaits ---------------------------------------------------------------- */
+
+/* A coroutine as Python makes one, in three states:
+ *
+ * - not begun: `queue` and `item` are there. Nothing has been put in; whoever drops it gets the usual warning.
+ * - handed to the Python: `inner` is the coroutine of the Python `produce`, to which everything is passed on.
+ * - done: neither.
+ */
+typedef struct {
+    PyObject_HEAD
+    PyObject *function;
+    PyObject *queue;
+    PyObject *item;
+    PyObject *inner;
+    PyObject *weakrefs;
+} Call;
+
+static PyTypeObject CallType;
+
+/* One is used at a time as a rule: its memory is kept for the next. */
+static Call *spare_call = NULL;
+
+static int
+call_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Call *self = (Call *)op;
+    Py_VISIT(self->function);
+    Py_VISIT(self->queue);
+    Py_VISIT(self->item);
+    Py_VISIT(self->inner);
+    return 0;
+}
+
+static int
+call_clear(PyObject *op)
+{
+    Call *self = (Call *)op;
+    Py_CLEAR(self->queue);
+    Py_CLEAR(self->item);
+    Py_CLEAR(self->inner);
+    Py_CLEAR(self->function);
+    return 0;
+}
+
+/* A coroutine that was never awaited: the warning that Python gives for its own. */
+static void
+call_finalize(PyObject *op)
+{
+    Call *self = (Call *)op;
+    if (self->queue == NULL || self->function == NULL) {
+        return;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *name = PyObject_GetAttrString(self->function, "__qualname__");
+    if (name == NULL || PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "coroutine '%S' was never awaited", name) < 0) {
+        PyErr_WriteUnraisable(op);
+    }
+    Py_XDECREF(name);
+    PyErr_Restore(type, value, traceback);
+}
+
+static void
+call_dealloc(PyObject *op)
+{
+    Call *self = (Call *)op;
+    if (self->queue != NULL && PyObject_CallFinalizerFromDealloc(op) < 0) {
+        return; /* somebody keeps it after all */
+    }
+    PyObject_GC_UnTrack(op);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(op);
+    }
+    call_clear(op);
+    if (spare_call == NULL) {
+        spare_call = self;
+    }
+    else {
+        PyObject_GC_Del(op);
+    }
+}
+
+static PyObject *
+call_make(PyObject *function, PyObject *queue, PyObject *item)
+{
+    Call *self = spare_call;
+    if (self != NULL) {
+        spare_call = NULL;
+        (void)PyObject_Init((PyObject *)self, &CallType);
+    }
+    else {
+        self = PyObject_GC_New(Call, &CallType);
+        if (self == NULL) {
+            return NULL;
+        }
+    }
+    self->function = Py_NewRef(function);
+    self->queue = Py_NewRef(queue);
+    self->item = Py_NewRef(item);
+    self->inner = NULL;
+    self->weakrefs = NULL;
+    PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+/* Begin the Python's coroutine, for what the hot path does not take. The item and the queue are its own then. */
+static int
+call_hand_over(Call *self, PyObject *queue, PyObject *item)
+{
+    PyObject *function = Py_NewRef(self->function);
+    PyObject *arguments[] = {queue, item};
+    PyObject *inner = PyObject_Vectorcall(function, arguments, 2, NULL);
+    Py_DECREF(function);
+    if (inner == NULL) {
+        return -1;
+    }
+    Py_XSETREF(self->inner, inner);
+    return 0;
+}
+
+/* coroutine.send(value) */
+static PySendResult
+call_send_value(PyObject *op, PyObject *value, PyObject **result)
+{
+    Call *self = (Call *)op;
+    *result = NULL;
+    if (self->inner == NULL) {
+        if (self->queue == NULL) {
+            PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+            return PYGEN_ERROR;
+        }
+        if (value != Py_None) {
+            PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started coroutine");
+            return PYGEN_ERROR;
+        }
+        PyObject *queue = self->queue, *item = self->item;
+        self->queue = self->item = NULL;
+        int put = entrance_put(queue, item);
+        if (put == 0 && call_hand_over(self, queue, item) < 0) {
+            put = -1;
+        }
+        Py_DECREF(queue);
+        Py_XDECREF(item);
+        if (put > 0) {
+            *result = Py_NewRef(Py_True);
+            return PYGEN_RETURN;
+        }
+        if (put < 0) {
+            return PYGEN_ERROR;
+        }
+    }
+    PyObject *inner = self->inner;
+    if (inner == NULL) { /* let go of by a finalizer, just now */
+        PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+        return PYGEN_ERROR;
+    }
+    Py_INCREF(inner);
+    PySendResult outcome = PyIter_Send(inner, value, result);
+    if (outcome != PYGEN_NEXT && self->inner == inner) {
+        Py_CLEAR(self->inner);
+    }
+    Py_DECREF(inner);
+    return outcome;
+}
+
+/* An outcome as `send` and `next` give it: a value, or an exception, which is StopIteration for a result. */
+static PyObject *
+call_outcome(PySendResult outcome, PyObject *result)
+{
+    if (outcome == PYGEN_NEXT) {
+        return result;
+    }
+    if (outcome == PYGEN_RETURN) {
+        PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
+        Py_DECREF(result);
+        if (stop != NULL) {
+            PyErr_SetObject(PyExc_StopIteration, stop);
+            Py_DECREF(stop);
+        }
+    }
+    return NULL;
+}
+
+static PyObject *
+call_send(PyObject *op, PyObject *value)
+{
+    PyObject *result;
+    PySendResult outcome = call_send_value(op, value, &result);
+    return call_outcome(outcome, result);
+}
+
+static PyObject *
+call_next(PyObject *op)
+{
+    return call_send(op, Py_None);
+}
+
+/* coroutine.throw(...): into the Python's coroutine, which is made now if nothing has begun, so that it ends by it. */
+static PyObject *
+call_throw(PyObject *op, PyObject *args)
+{
+    Call *self = (Call *)op;
+    if (self->inner == NULL) {
+        if (self->queue == NULL) {
+            PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+            return NULL;
+        }
+        PyObject *queue = self->queue, *item = self->item;
+        self->queue = self->item = NULL;
+        int made = call_hand_over(self, queue, item);
+        Py_DECREF(queue);
+        Py_XDECREF(item);
+        if (made < 0) {
+            return NULL;
+        }
+    }
+    PyObject *inner = Py_XNewRef(self->inner);
+    if (inner == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+        return NULL;
+    }
+    PyObject *method = PyObject_GetAttrString(inner, "throw");
+    PyObject *result = method == NULL ? NULL : PyObject_Call(method, args, NULL);
+    Py_XDECREF(method);
+    if (result == NULL && self->inner == inner) {
+        /* It raised, so it is over; unless it runs just now, and refused. */
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        PyObject *frame = PyObject_GetAttrString(inner, "cr_frame");
+        if (frame == NULL) {
+            PyErr_Clear();
+        }
+        if ((frame == NULL || frame == Py_None) && self->inner == inner) {
+            Py_CLEAR(self->inner);
+        }
+        Py_XDECREF(frame);
+        PyErr_Restore(type, value, traceback);
+    }
+    Py_DECREF(inner);
+    return result;
+}
+
+/* coroutine.close() */
+static PyObject *
+call_close(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    Call *self = (Call *)op;
+    if (self->inner == NULL) {
+        Py_CLEAR(self->queue);
+        Py_CLEAR(self->item);
+        Py_RETURN_NONE;
+    }
+    PyObject *inner = Py_NewRef(self->inner);
+    PyObject *result = PyObject_CallMethod(inner, "close", NULL);
+    if (result != NULL && self->inner == inner) {
+        Py_CLEAR(self->inner);
+    }
+    Py_DECREF(inner);
+    return result;
+}
+
+/* coroutine.__await__() */
+static PyObject *
+call_await(PyObject *op)
+{
+    if (((Call *)op)->inner != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "coroutine is being awaited already");
+        return NULL;
+    }
+    return Py_NewRef(op);
+}
+
+/* What is asked of a coroutine by those who look into it: of the Python's, once there is one. */
+static PyObject *
+call_get_inner(PyObject *op, void *name)
+{
+    PyObject *inner = ((Call *)op)->inner;
+    if (inner == NULL) {
+        Py_RETURN_NONE;
+    }
+    Py_INCREF(inner);
+    PyObject *found = PyObject_GetAttrString(inner, (const char *)name);
+    Py_DECREF(inner);
+    return found;
+}
+
+static PyObject *
+call_get_inner_flag(PyObject *op, void *name)
+{
+    if (((Call *)op)->inner == NULL) {
+        Py_RETURN_FALSE;
+    }
+    return call_get_inner(op, name);
+}
+
+static PyObject *
+call_get_name(PyObject *op, void *name)
+{
+    PyObject *function = ((Call *)op)->function;
+    if (function == NULL) {
+        Py_RETURN_NONE;
+    }
+    return PyObject_GetAttrString(function, (const char *)name);
+}
+
+static PyObject *
+call_repr(PyObject *op)
+{
+    PyObject *name = call_get_name(op, "__qualname__");
+    if (name == NULL) {
+        return NULL;
+    }
+    PyObject *text = PyUnicode_FromFormat("<coroutine object %S at %p>", name, op);
+    Py_DECREF(name);
+    return text;
+}
+
+static PyMethodDef call_methods[] = {
+    {"send", call_send, METH_O, "As of any coroutine."},
+    {"throw", call_throw, METH_VARARGS, "As of any coroutine."},
+    {"close", call_close, METH_NOARGS, "As of any coroutine."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef call_getset[] = {
+    {"__name__", call_get_name, NULL, NULL, "__name__"},
+    {"__qualname__", call_get_name, NULL, NULL, "__qualname__"},
+    {"cr_code", call_get_name, NULL, NULL, "__code__"},
+    {"cr_await", call_get_inner, NULL, NULL, "cr_await"},
+    {"cr_frame", call_get_inner, NULL, NULL, "cr_frame"},
+    {"cr_origin", call_get_inner, NULL, NULL, "cr_origin"},
+    {"cr_running", call_get_inner_flag, NULL, NULL, "cr_running"},
+    {"cr_suspended", call_get_inner_flag, NULL, NULL, "cr_suspended"},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyAsyncMethods call_as_async = {
+    .am_await = call_await,
+    .am_send = call_send_value,
+};
+
+static PyTypeObject CallType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.Call",
+    .tp_doc = "A coroutine of produce.",
+    .tp_basicsize = sizeof(Call),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = call_dealloc,
+    .tp_traverse = call_traverse,
+    .tp_clear = call_clear,
+    .tp_finalize = call_finalize,
+    .tp_weaklistoffset = offsetof(Call, weakrefs),
+    .tp_as_async = &call_as_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = call_next,
+    .tp_repr = call_repr,
+    .tp_methods = call_methods,
+    .tp_getset = call_getset,
+};
+
+/* -- Method: a method whose usual case is compiled, around the Python that it stands for --------------------------- */
+
+/* What a method does with one argument: a new reference; NULL without an error for the Python, with one for an error. */
+typedef PyObject *(*HotStep)(PyObject *function, PyObject *self, PyObject *argument);
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *function;
+    PyTypeObject *owner; /* one of the static types of this file */
+    HotStep step;
+} Method;
+
+static PyTypeObject MethodType;
+
+/* BatchQueue.produce_nowait */
+static PyObject *
+step_produce_nowait(PyObject *Py_UNUSED(function), PyObject *queue, PyObject *item)
+{
+    return entrance_put(queue, item) > 0 ? Py_NewRef(Py_True) : NULL;
+}
+
+/* BatchQueue.produce: nothing happens before it is awaited. */
+static PyObject *
+step_produce(PyObject *function, PyObject *queue, PyObject *item)
+{
+    return call_make(function, queue, item);
+}
+
+static const struct {
+    const char *name;
+    PyTypeObject *owner;
+    HotStep step;
+} hot_steps[] = {
+    {"produce_nowait", &EntranceType, step_produce_nowait},
+    {"produce", &EntranceType, step_produce},
+    {NULL, NULL, NULL},
+};
+
+/* The call of a method: the compiled step for `self` and one argument, else the Python, with whatever it was given. */
+static PyObject *
+method_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Method *self = (Method *)op;
+    if (PyVectorcall_NARGS(nargsf) == 2 && kwnames == NULL && PyObject_TypeCheck(args[0], self->owner)) {
+        PyObject *result = self->step(self->function, args[0], args[1]);
+        if (result != NULL || PyErr_Occurred()) {
+            return result;
+        }
+    }
+    return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
+}
+
+static PyObject *
+method_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *function;
+    const char *name;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Method() takes no keyword arguments");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "O!s:Method", &PyFunction_Type, &function, &name)) {
+        return NULL;
+    }
+    for (int index = 0; hot_steps[index].name != NULL; index++) {
+        if (strcmp(name, hot_steps[index].name) == 0) {
+            Method *self = (Method *)type->tp_alloc(type, 0);
+            if (self != NULL) {
+                self->vectorcall = method_vectorcall;
+                self->function = Py_NewRef(function);
+                self->owner = hot_steps[index].owner;
+                self->step = hot_steps[index].step;
+            }
+            return (PyObject *)self;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "there is no compiled step %s", name);
+    return NULL;
+}
+
+static int
+method_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(((Method *)op)->function);
+    return 0;
+}
+
+/* There is no tp_clear: as with a tuple, a cycle through it is broken elsewhere, in the function or the class, and so
+ * `function` is never NULL. */
+static void
+method_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    Py_XDECREF(((Method *)op)->function);
+    Py_TYPE(op)->tp_free(op);
+}
+
+/* queue.produce: bound, as a function would be. */
+static PyObject *
+method_descr_get(PyObject *op, PyObject *instance, PyObject *Py_UNUSED(owner))
+{
+    if (instance == NULL || instance == Py_None) {
+        return Py_NewRef(op);
+    }
+    return PyMethod_New(op, instance);
+}
+
+/* Its name, signature, code and documentation are those of the Python, so that `inspect` sees what it stands for. */
+static PyObject *
+method_getattro(PyObject *op, PyObject *name)
+{
+    PyObject *found = PyObject_GenericGetAttr(op, name);
+    if (found == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        found = PyObject_GetAttr(((Method *)op)->function, name);
+    }
+    return found;
+}
+
+static PyObject *
+method_get(PyObject *op, void *name)
+{
+    return PyObject_GetAttrString(((Method *)op)->function, (const char *)name);
+}
+
+static PyObject *
+method_repr(PyObject *op)
+{
+    return PyUnicode_FromFormat("<compiled %R>", ((Method *)op)->function);
+}
+
+static PyMemberDef method_members[] = {
+    {"__wrapped__", T_OBJECT, offsetof(Method, function), READONLY, NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Method, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef method_getset[] = {
+    {"__doc__", method_get, NULL, NULL, "__doc__"},
+    {"__module__", method_get, NULL, NULL, "__module__"},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject MethodType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.Method",
+    .tp_basicsize = sizeof(Method),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_new = method_new,
+    .tp_dealloc = method_dealloc,
+    .tp_traverse = method_traverse,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Method, vectorcall),
+    .tp_descr_get = method_descr_get,
+    .tp_getattro = method_getattro,
+    .tp_repr = method_repr,
+    .tp_members = method_members,
+    .tp_getset = method_getset,
+};
+
+/* -- many items --------------------------------------------------------------------------------------------------- */
+
+/* The arguments of `step(by_type, items, start)`, checked; 0 if the Python has to do it. */
+static int
+bulk_arguments(PyObject *const *args, Py_ssize_t count, Py_ssize_t *start)
+{
+    if (count != 3) {
+        PyErr_Format(PyExc_TypeError, "by_type, items and start are wanted, not %zd arguments", count);
+        return -1;
+    }
+    *start = PyLong_AsSsize_t(args[2]);
+    if (*start == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    return *start >= 0 && PyDict_CheckExact(args[0]) && (PyList_CheckExact(args[1]) || PyTuple_CheckExact(args[1]));
+}
+
+/* What is done with an item that has been looked up: 1, or 0 for the Python, or -1. */
+typedef int (*BulkStep)(PyObject *found, PyObject *item);
+
+/* Items from `start` on, each by what is found for its type, up to the first that is for the Python: its index.
+ *
+ * To look a type up may run code of the user's: the item, its type and what was found are held meanwhile, and the
+ * length is read anew. */
+static PyObject *
+bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep step)
+{
+    Py_ssize_t index;
+    int usual = bulk_arguments(args, count, &index);
+    if (usual <= 0) {
+        return usual < 0 ? NULL : Py_NewRef(args[2]);
+    }
+    PyObject *by_type = args[0], *items = args[1];
+    PyTypeObject *kind = NULL;
+    PyObject *found = NULL;
+    int failed = 0;
+    for (; index < PySequence_Fast_GET_SIZE(items); index++) {
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(items, index));
+        if (Py_TYPE(item) != kind) {
+            Py_XSETREF(found, Py_XNewRef(find_by_type(by_type, Py_TYPE(item))));
+            Py_XSETREF(kind, (PyTypeObject *)Py_NewRef(Py_TYPE(item)));
+            if (found == NULL) {
+                if (PyErr_Occurred()) {
+                    if (PyErr_ExceptionMatches(PyExc_KeyError)) {
+                        PyErr_Clear();
+                    }
+                    else {
+                        failed = 1;
+                    }
+                }
+                Py_DECREF(item);
+                break;
+            }
+        }
+        int done = step(found, item);
+        Py_DECREF(item);
+        if (done <= 0) {
+            failed = done < 0;
+            break;
+        }
+    }
+    Py_XDECREF(found);
+    Py_XDECREF(kind);
+    return failed ? NULL : PyLong_FromSsize_t(index);
+}
+
+/* The loop of Intake.put_what_fits, up to the first item that finds no fast slot. */
+static PyObject *
+put_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    return bulk_by_type(args, count, place_put);
+}
+
+static int
+list_put(PyObject *list, PyObject *item)
+{
+    if (!PyList_CheckExact(list)) {
+        return 0;
+    }
+    return PyList_Append(list, item) < 0 ? -1 : 1;
+}
+
+/* The loop of Dispatcher._sort, up to the first item of a type that is not in `by_type`. */
+static PyObject *
+sort_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    return bulk_by_type(args, count, list_put);
+}
+
+/* Whether the items are of one type: countOf(map(type, items), type(items[0])) == len(items). */
+static PyObject *
+one_type(PyObject *Py_UNUSED(module), PyObject *items)
+{
+    PyObject *whole = PySequence_Fast(items, "a sequence is wanted");
+    if (whole == NULL) {
+        return NULL;
+    }
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(whole);
+    PyObject **each = PySequence_Fast_ITEMS(whole);
+    int same = 1;
+    for (Py_ssize_t index = 1; index < count; index++) {
+        if (Py_TYPE(each[index]) != Py_TYPE(each[0])) {
+            same = 0;
+            break;
+        }
+    }
+    Py_DECREF(whole);
+    return PyBool_FromLong(same);
+}
+
+/* -- the module --------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef module_methods[] = {
+    {"put_run", (PyCFunction)(void (*)(void))put_run, METH_FASTCALL,
+     "Put items into the fast slots of their types, from an index on; the index of the first that has none."},
+    {"sort_run", (PyCFunction)(void (*)(void))sort_run, METH_FASTCALL,
+     "Append items to the lists of their types, from an index on; the index of the first whose type has none."},
+    {"one_type", one_type, METH_O, "Whether all items are of one type."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+module_exec(PyObject *module)
+{
+    PyTypeObject *types[] = {&CountdownType, &PlaceType, &EntranceType, &CallType, &MethodType};
+    for (size_t index = 0; index < Py_ARRAY_LENGTH(types); index++) {
+        if (PyModule_AddType(module, types[index]) < 0) {
+            return -1;
+        }
+    }
+    return PyModule_AddIntConstant(module, "API", API);
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    /* Its types are static, and so is the spare call: an interpreter with a lock of its own runs the Python. */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "batchqueue_async._native.hotpath",
+    .m_doc = "The hot path of queue and bridge, compiled.",
+    .m_size = 0,
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC
+PyInit_hotpath(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

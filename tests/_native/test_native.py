@@ -1,0 +1,460 @@
+"""The compiled hot path: chosen in one place, and in nothing different from the Python that it stands for."""
+
+from __future__ import annotations
+
+import asyncio
+import collections.abc
+import gc
+import inspect
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import batchqueue_async as bq
+from batchqueue_async import _native
+from batchqueue_async._native import pure
+
+ROOT = Path(__file__).parents[2]
+SUPPORT = os.pathsep.join(str(ROOT / folder) for folder in ("tests/support", "."))
+
+compiled_only = pytest.mark.skipif(not bq.accelerated, reason="the hot path is not compiled, or not wanted")
+
+
+def run_python(*arguments: str, **environment: str) -> str:
+    whole = {**os.environ, "PYTHONPATH": SUPPORT, "PYTHONHASHSEED": "0", **environment}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=whole, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def ignore(batch):
+    """Handle nothing."""
+
+
+@pytest.fixture
+async def queue():
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("native", bq.QueueConfig(consumer=ignore, buffer_size=100))
+        queue.produce_nowait("the first one opens the fast path")
+        yield queue
+
+
+# -- the choice ----------------------------------------------------------------------------------------------------
+
+
+def test_where_ci_runs_the_hot_path_is_compiled():
+    if "CI" not in os.environ:
+        pytest.skip("a machine without a compiler runs the Python")
+    code = "import batchqueue_async as bq, sys; print(bq.accelerated or not sys._is_gil_enabled())"
+    assert run_python("-c", code, BATCHQUEUE_PURE="0").strip() == "True"
+
+
+@pytest.mark.parametrize("value", ["1", "yes"])
+def test_the_python_is_chosen_at_run_time(value):
+    code = (
+        "import batchqueue_async as bq, types; print(bq.accelerated, type(bq.BatchQueue.produce) is types.FunctionType)"
+    )
+    assert run_python("-c", code, BATCHQUEUE_PURE=value).split() == ["False", "True"]
+
+
+@compiled_only
+def test_an_extension_of_older_sources_is_not_used():
+    code = (
+        "import sys; from importlib import import_module\n"
+        "import types; fake = types.ModuleType('f'); fake.API = -1\n"
+        "sys.modules['batchqueue_async._native.hotpath'] = fake\n"
+        "import batchqueue_async as bq; print(bq.accelerated)"
+    )
+    assert run_python("-c", code).strip() == "False"
+
+
+def test_random_programs_end_the_same_in_lock_step():
+    """Each with the calls of handlers in their order, and all counts."""
+    program = str(Path(__file__).with_name("lock_step.py"))
+    first, *compiled = run_python(program, "0", "30", BATCHQUEUE_PURE="0").splitlines()
+    _, *plain = run_python(program, "0", "30", BATCHQUEUE_PURE="1").splitlines()
+    assert len(compiled) == 30
+    assert compiled == plain, first
+
+
+# -- a method is what its Python is --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["produce", "produce_nowait"])
+def test_inspect_sees_the_python(name):
+    method = getattr(bq.BatchQueue, name)
+    assert list(inspect.signature(method).parameters) == ["self", "item"]
+    assert inspect.getdoc(method).startswith("Put an item in")
+    assert method.__name__ == name
+    assert method.__qualname__ == f"BatchQueue.{name}"
+    assert method.__module__ == "batchqueue_async.queue.batch_queue"
+
+
+async def test_produce_is_a_coroutine_function(queue):
+    assert inspect.iscoroutinefunction(
+        bq.BatchQueue.__dict__["produce"].__wrapped__ if bq.accelerated else queue.produce
+    )
+    assert inspect.iscoroutinefunction(queue.produce)
+    assert not inspect.iscoroutinefunction(queue.produce_nowait)
+
+
+async def test_arguments_are_those_of_the_python(queue):
+    assert queue.produce_nowait(item=1)
+    assert await queue.produce(item=1)
+    assert bq.BatchQueue.produce_nowait(queue, 2)
+    for call in (queue.produce_nowait, queue.produce):
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'item'"):
+            call()
+        with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+            call(1, 2)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'thing'"):
+            call(thing=1)
+    with pytest.raises(AttributeError):
+        bq.BatchQueue.produce_nowait(object(), 1)
+
+
+async def test_a_subclass_may_override_and_call_what_it_overrides():
+    class Counting(bq.BatchQueue[str]):
+        seen = 0
+
+        def produce_nowait(self, item):
+            self.seen += 1
+            return super().produce_nowait(item)
+
+        async def produce(self, item):
+            self.seen += 1
+            return await super().produce(item)
+
+    queue = Counting("counting", bq.QueueConfig(consumer=ignore))
+    for _ in range(3):
+        assert queue.produce_nowait("a")
+        assert await queue.produce("b")
+    assert queue.seen == 6
+    assert (await queue.shutdown()).handled == 6
+
+
+# -- produce's coroutine -------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_put_in_before_the_coroutine_runs(queue):
+    before = queue.stats().accepted
+    call = queue.produce("later")
+    assert isinstance(call, collections.abc.Coroutine)
+    assert asyncio.iscoroutine(call)
+    assert inspect.isawaitable(call)
+    assert queue.stats().accepted == before
+    call.close()
+    assert queue.stats().accepted == before
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        await call
+
+
+async def test_every_way_to_run_a_coroutine_runs_it(queue):
+    before = queue.stats().accepted
+    assert await asyncio.create_task(queue.produce(1))
+    assert await asyncio.wait_for(queue.produce(2), 1)
+    assert await asyncio.gather(queue.produce(3), queue.produce(4)) == [True, True]
+    assert await asyncio.shield(queue.produce(5))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(queue.produce(6), name="six")
+    assert task.result() is True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(queue.produce, 7)
+    assert queue.stats().accepted == before + 7
+
+
+async def test_a_coroutine_steps_as_python_says(queue):
+    call = queue.produce("x")
+    with pytest.raises(TypeError, match="can't send non-None value to a just-started coroutine"):
+        call.send(1)
+    with pytest.raises(StopIteration) as done:
+        call.send(None)
+    assert done.value.value is True
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        call.send(None)
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        call.throw(ValueError)
+    call.close()
+    call = queue.produce("y")
+    with pytest.raises(ValueError, match="thrown"):
+        call.throw(ValueError("thrown"))
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        call.send(None)
+    call = queue.produce("z")
+    assert call.__name__ == "produce"
+    assert call.__qualname__ == "BatchQueue.produce"
+    assert "BatchQueue.produce" in repr(call)
+    assert call.cr_code is inspect.unwrap(bq.BatchQueue.produce).__code__
+    assert not call.cr_running
+    assert call.cr_await is None
+    call.close()
+
+
+async def test_one_that_is_never_awaited_is_warned_of(queue):
+    with pytest.warns(RuntimeWarning, match=r"coroutine 'BatchQueue.produce' was never awaited"):
+        queue.produce("forgotten")
+
+
+async def test_one_that_waits_can_be_cancelled_looked_at_and_not_awaited_twice():
+    gate = asyncio.Event()
+
+    async def block(batch):
+        await gate.wait()
+
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("full", bq.QueueConfig(consumer=block, buffer_size=1))
+        await queue.produce(1)
+        await asyncio.sleep(0.01)
+        await queue.produce(2)
+        call = queue.produce(3)
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        assert inspect.getcoroutinestate(call) == inspect.CORO_SUSPENDED
+        assert call.cr_await is not None
+        with pytest.raises(RuntimeError, match="coroutine is being awaited already"):
+            await call
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        late = asyncio.create_task(queue.produce(4))
+        await asyncio.sleep(0.01)
+        gate.set()
+        assert await late
+        assert queue.stats().accepted == 3
+
+
+async def test_a_closed_coroutine_that_waited_lets_go_of_its_place():
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("full", bq.QueueConfig(consumer=ignore, buffer_size=1))
+        queue.produce_nowait(1)
+        call = queue.produce(2)
+        future = call.send(None)
+        assert asyncio.isfuture(future)
+        call.close()
+        assert queue.stats().accepted == 1
+
+
+async def test_on_another_thread_it_is_refused_as_ever(queue):
+    def elsewhere():
+        with pytest.raises(bq.WrongLoopError):
+            queue.produce_nowait(1)
+        with pytest.raises(bq.WrongLoopError):
+            queue.produce(1).send(None)
+
+    await asyncio.to_thread(elsewhere)
+
+
+# -- odd types and broken objects ------------------------------------------------------------------------------------
+
+
+class Evil(type):
+    """A metaclass whose hash is that of another type, and whose comparison does as it is told."""
+
+    def __hash__(cls):
+        return cls.wanted
+
+    def __eq__(cls, other):
+        return cls.act()
+
+
+def evil(wanted, act):
+    return Evil("Evil", (), {"wanted": wanted, "act": staticmethod(act)})
+
+
+@pytest.mark.parametrize("function", ["put_run", "sort_run"])
+def test_a_comparison_in_the_midst_of_a_run_may_do_anything(function):
+    class Mine:
+        pass
+
+    items = [Mine() for _ in range(10)]
+    by_type = {}
+
+    def act():
+        by_type.clear()
+        items.clear()
+        return False
+
+    by_type[evil(hash(Mine), act)] = []
+    assert getattr(_native, function)(by_type, items, 0) == 0
+    assert items == []
+
+
+def test_an_error_of_a_comparison_comes_out():
+    class Mine:
+        pass
+
+    def act():
+        raise ZeroDivisionError
+
+    for function in (_native.put_run, _native.sort_run, pure.put_run, pure.sort_run):
+        with pytest.raises(ZeroDivisionError):
+            function({evil(hash(Mine), act): []}, [Mine()], 0)
+
+
+class Unhashable(type):
+    __hash__ = None
+
+
+async def test_a_type_that_cannot_be_hashed_raises_and_harms_nothing():
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("typed", bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(4)))
+        queue.add_handler(int, ignore)
+        item = Unhashable("Odd", (), {})()
+        for _ in range(3):
+            with pytest.raises(TypeError, match="unhashable"):
+                queue.produce_nowait(item)
+            with pytest.raises(TypeError, match="unhashable"):
+                await queue.produce(item)
+            with pytest.raises(TypeError, match="unhashable"):
+                queue.produce_many_nowait([1, item, 2])
+            assert queue.produce_nowait(1)
+        await queue.flush()
+        assert queue.stats().handled == queue.stats().accepted == 6
+
+
+async def test_a_hash_may_call_the_queue_again():
+    class Calling(type):
+        def __hash__(cls):
+            if not cls.busy:
+                cls.busy = True
+                queue.produce_nowait(1)
+                queue.add_handler(str, ignore)
+                cls.busy = False
+            return type.__hash__(cls)
+
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("again", bq.QueueConfig(partitions=bq.PartitionPolicy.adaptive()))
+        queue.add_handler(int, ignore)
+        kind = Calling("Kind", (), {"busy": True})
+        queue.add_handler(kind, ignore)
+        kind.busy = False
+        for _ in range(20):
+            assert queue.produce_nowait(kind())
+            assert await queue.produce(kind())
+            assert queue.produce_many_nowait([kind(), 1, kind()]) == 3
+        report = await queue.shutdown()
+        assert report.handled == queue.stats().accepted > 100
+
+
+@compiled_only
+def test_objects_with_fields_missing_or_of_odd_classes_are_left_to_the_python():
+    place = _native.Place()
+    for tail, slots in [(None, None), ([], None), ((), _native.Countdown(None, 5)), ([], iter(())), (1, 2)]:
+        place.tail, place.fast_slots = tail, slots
+        assert _native.put_run({int: place}, [1], 0) == 0
+    del place.tail
+    del place.fast_slots
+    assert _native.put_run({int: place}, [1], 0) == 0
+    assert _native.put_run({int: 5}, [1], 0) == 0
+    assert _native.sort_run({int: 5}, [1], 0) == 0
+    with pytest.raises(AttributeError):
+        place.tail  # noqa: B018
+    entrance = _native.Entrance()
+    with pytest.raises(AttributeError):
+        bq.BatchQueue.produce_nowait(entrance, 1)
+    entrance._thread = _native.import_module("threading").get_ident()
+    for only, by_type in [(None, None), (1, {}), (None, {int: 3}), (place, None), (None, [])]:
+        entrance._only, entrance._by_type = only, by_type
+        with pytest.raises(AttributeError):
+            bq.BatchQueue.produce_nowait(entrance, 1)
+
+
+@compiled_only
+def test_the_countdown_counts_as_repeat_does():
+    for count in (-3, 0, 1, 5):
+        ours, python = _native.Countdown(None, count), pure.Countdown(None, count)
+        assert ours.__length_hint__() == python.__length_hint__()
+        assert list(ours) == list(python)
+        assert ours.__length_hint__() == 0
+    with pytest.raises(TypeError):
+        _native.Countdown(None, count=5)
+    with pytest.raises(OverflowError):
+        _native.Countdown(None, 2**80)
+
+
+@compiled_only
+def test_only_known_steps_are_compiled():
+    with pytest.raises(ValueError, match="no compiled step nothing"):
+        _native.compiled("nothing")(ignore)
+    with pytest.raises(TypeError):
+        _native.compiled("produce")(len)
+
+
+KINDS = [int, str, float, list]
+
+
+@given(st.lists(st.sampled_from(KINDS)), st.integers(0, 5), st.sets(st.sampled_from(KINDS)), st.integers(0, 9))
+def test_bulk_steps_do_what_their_python_does(kinds, start, known, room):
+    items = [kind() for kind in kinds]
+
+    def places(place, countdown):
+        slots = countdown(None, room)
+        found = {kind: place() for kind in KINDS if kind in known}
+        for each in found.values():
+            each.tail, each.fast_slots = [], slots
+        return found
+
+    ours, python = places(_native.Place, _native.Countdown), places(pure.Place, pure.Countdown)
+    start = min(start, len(items))
+    assert _native.put_run(ours, items, start) == pure.put_run(python, items, start)
+    assert [each.tail for each in ours.values()] == [each.tail for each in python.values()]
+    lists: list[dict[type, list[object]]] = [{kind: [] for kind in KINDS if kind in known} for _ in range(2)]
+    assert _native.sort_run(lists[0], items, start) == pure.sort_run(lists[1], items, start)
+    assert lists[0] == lists[1]
+    assert _native.one_type(items) == pure.one_type(items) == (len(set(kinds)) < 2)
+    assert _native.one_type(tuple(items)) == pure.one_type(tuple(items))
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+async def test_cycles_through_a_queue_are_collected():
+    class Item:
+        pass
+
+    queue = bq.BatchQueue[Item]("cycle", bq.QueueConfig(consumer=ignore))
+    item = Item()
+    item.queue = queue
+    queue.produce_nowait(item)
+    item.call = queue.produce(item)
+    item.call.close()
+    item.again = queue.produce(item)
+    gone = weakref.ref(item)
+    assert weakref.ref(item.again)() is item.again
+    await item.again
+    await queue.shutdown()
+    del item, queue
+    await asyncio.sleep(0)
+    gc.collect()
+    assert gone() is None
+
+
+async def test_no_block_of_memory_stays_behind(queue):
+    async def use():
+        for _ in range(50):
+            queue.produce_nowait(object())
+            await queue.produce(object())
+            queue.produce_many_nowait([object(), "", 1, 2])
+            queue.produce(1).close()
+            _native.put_run({}, [1], 0)
+            _native.sort_run({int: []}, [1, ""], 0)
+            _native.one_type([1, 2])
+            await queue.flush()
+
+    for _ in range(3):
+        await use()
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(20):
+        await use()
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 600, "of 20,000 objects, some stayed"
