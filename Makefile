@@ -135,6 +135,14 @@ bench-spark: java $(STAMP) ## DriverSink and the data source, compared with bare
 chaos-spark: java $(STAMP) ## the kill campaigns of the Spark parts, longer: CHAOS=100 kills
 	BATCHQUEUE_SPARK_KILLS=$(or $(CHAOS),100) $(BIN)/pytest tests/spark -m cluster -o timeout=7200
 
+.PHONY: chaos-intake
+chaos-intake: $(STAMP) ## consumers of brokers through outages and kills, CHAOS=20 times each
+	BATCHQUEUE_INTAKE_REPEATS=$(or $(CHAOS),20) $(BIN)/pytest -o timeout=7200 tests/intake -k outages
+
+.PHONY: bench-intake
+bench-intake: $(BENCH_STAMP) ## consumers compared with their bare clients and FastStream, against real brokers; JSON in bench-results/
+	$(BIN)/python -m tests.benchmarks.intake.kafka --out bench-results/intake-kafka.json $(BENCH)
+
 KILLS ?= 1000
 
 .PHONY: chaos-durable

@@ -23,6 +23,7 @@ from kafka_tools import create, read
         "opensearch_exporter.py",
         "local_demo.py",
         "clickhouse_exporter.py",
+        "kafka_to_postgres.py",
     ],
 )
 def test_help(name, tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from batchqueue_async.intake.amqp.consumer import AmqpConsumer
 from batchqueue_async.intake.config import ConnectionPool, IntakeConfig
+from batchqueue_async.intake.kafka.consumer import KafkaConsumer
 from batchqueue_async.intake.message import Message
 from batchqueue_async.intake.ports import DROP, KEY, PARTITION
 from batchqueue_async.intake.stats import IntakeReport, IntakeStats
@@ -24,5 +25,6 @@ __all__ = [
     "IntakeConfig",
     "IntakeReport",
     "IntakeStats",
+    "KafkaConsumer",
     "Message",
 ]

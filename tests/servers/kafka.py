@@ -87,6 +87,9 @@ class Kafka(base.Server):
             "broker.session.timeout.ms": 2_000,
             "broker.heartbeat.interval.ms": 500,
             "group.initial.rebalance.delay.ms": 0,
+            "group.min.session.timeout.ms": 1_000,
+            # Compaction within a test's time.
+            "log.cleaner.backoff.ms": 250,
             "num.network.threads": 2,
             "num.io.threads": 4,
             "log.cleaner.dedupe.buffer.size": 4_194_304,

@@ -1,4 +1,4 @@
-"""The edge to aiokafka: its producers as far as a sink uses them, how they are made, and what its errors mean.
+"""The edge to aiokafka: its producers and consumers as far as they are used, how they are made, what its errors mean.
 
 aiokafka has no types; what is used of it is written down here, and nowhere else.
 """
@@ -17,7 +17,7 @@ from batchqueue_async.sinks._shared import tls as tls_options
 from batchqueue_async.sinks._shared.extras import require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from batchqueue_async.sinks._shared.secrets import Secret
     from batchqueue_async.sinks._shared.tls import TlsOption
@@ -44,12 +44,33 @@ class Producer(Protocol):
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
     async def partitions_for(self, topic: str) -> set[int]: ...
+    async def send_and_wait(
+        self, topic: str, *, value: bytes | None, key: bytes | None, headers: Sequence[tuple[str, bytes]]
+    ) -> Any: ...
     def create_batch(self) -> BatchBuilder: ...
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> asyncio.Future[Any]: ...
     async def begin_transaction(self) -> None: ...
     async def commit_transaction(self) -> None: ...
     async def abort_transaction(self) -> None: ...
     async def send_offsets_to_transaction(self, offsets: Any, group_id: str) -> None: ...
+
+
+class Consumer(Protocol):
+    """What is used of `aiokafka.AIOKafkaConsumer`."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    def subscribe(self, topics: Sequence[str], *, listener: Any) -> None: ...
+    def assignment(self) -> set[Any]: ...
+    async def topics(self) -> set[str]: ...
+    def partitions_for_topic(self, topic: str) -> set[int] | None: ...
+    async def getmany(
+        self, *partitions: Any, timeout_ms: int = ..., max_records: int | None = ...
+    ) -> dict[Any, list[Any]]: ...
+    async def position(self, partition: Any) -> int: ...
+    def highwater(self, partition: Any) -> int | None: ...
+    async def end_offsets(self, partitions: Sequence[Any]) -> dict[Any, int]: ...
+    async def commit(self, offsets: Mapping[Any, int]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +112,24 @@ class Cluster:
                 await self.check_credentials()
             raise
         return producer
+
+    async def consumer(self, **options: Any) -> Consumer:
+        """A consumer that has found its brokers.
+
+        It is subscribed to nothing yet: joining a group may take longer than connecting.
+        """
+        aiokafka = require("aiokafka", "kafka")
+        options = self._options() | options
+        consumer: Consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=list(self.bootstrap), **options)
+        try:
+            async with asyncio.timeout(self.connect_timeout):
+                await consumer.start()
+        except BaseException as error:
+            await stop_consumer(consumer)
+            if isinstance(error, Exception):
+                await self.check_credentials()
+            raise
+        return consumer
 
     async def check_credentials(self) -> None:
         """Raise what a broker says of our credentials: the client tries for ever, and only logs it.
@@ -148,6 +187,45 @@ async def stop(producer: Producer, grace: float = 1.0) -> None:
                 await part.close()
 
 
+async def stop_consumer(consumer: Consumer, grace: float = 1.0) -> None:
+    """End a consumer: leave the group, and give up what does not answer."""
+    # In a task: what the client cancels within itself must not look like our own cancellation.
+    leaving = asyncio.get_running_loop().create_task(consumer.stop(), name="kafka-consumer-stop")
+    done, _ = await asyncio.wait((leaving,), timeout=grace)
+    if done and not leaving.cancelled() and leaving.exception() is None:
+        return
+    leaving.cancel()
+    # Without its coordinator a consumer waits in `stop` for a request's time and more, and has no call for giving up.
+    coordinator: Any = getattr(consumer, "_coordinator", None)
+    for name in ("_coordination_task", "_heartbeat_task", "_commit_refresh_task"):
+        task: asyncio.Task[Any] | None = getattr(coordinator, name, None)
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait((task,), timeout=grace)
+    for name in ("_fetcher", "_client"):
+        with suppress(Exception):
+            async with asyncio.timeout(grace):
+                await getattr(consumer, name).close()
+
+
+def partition_of(topic: str, partition: int) -> Any:
+    """A partition by aiokafka's own type, which its calls insist on."""
+    return require("aiokafka", "kafka").TopicPartition(topic, partition)
+
+
+def listener(revoked: Callable[[Sequence[Any]], Awaitable[None]], assigned: Callable[[Sequence[Any]], None]) -> Any:
+    """What `subscribe` takes: calls these two when partitions are taken away, and when they are given."""
+    base: type = require("aiokafka", "kafka").ConsumerRebalanceListener
+
+    async def on_revoked(_: object, places: Sequence[Any]) -> None:
+        await revoked(places)
+
+    async def on_assigned(_: object, places: Sequence[Any]) -> None:
+        assigned(places)
+
+    return type("Listener", (base,), {"on_partitions_revoked": on_revoked, "on_partitions_assigned": on_assigned})()
+
+
 # --- errors, by the names of aiokafka's classes
 
 _REFUSED = {
@@ -166,6 +244,15 @@ _LARGE = {"MessageSizeTooLargeError", "RecordListTooLargeError", "RecordTooLarge
 # UnknownError: the client has no name for the broker's INVALID_RECORD.
 _RECORD = {"CorruptRecordException", "InvalidTimestampError", "PolicyViolationError", "UnknownError"}
 _PERMANENT = {"InvalidRequiredAcksError", "InvalidTopicError", "UnsupportedForMessageFormatError"}
+
+
+# The group has gone on without this member, or the partition is no longer its own.
+_LEFT_BEHIND = {"CommitFailedError", "IllegalGenerationError", "IllegalStateError", "UnknownMemberIdError"}
+
+
+def is_left_behind(error: BaseException) -> bool:
+    """Whether a commit failed because the partitions are no longer this member's: it must not be tried again."""
+    return type(error).__name__ in _LEFT_BEHIND
 
 
 # A batch before this one was refused, and the broker counts: this one was not taken.

@@ -1,0 +1,79 @@
+"""Move the records of a Kafka topic into PostgreSQL, through a directory on disk; kill any part of it at any time.
+
+A record is committed in Kafka when the exporter's directory has it, and leaves the directory when PostgreSQL has it.
+After a kill some records come again; their topic, partition and offset are the table's key, so each is there once.
+While PostgreSQL is down the directory fills, and Kafka waits when it is full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import batchqueue_async as bq
+from batchqueue_async import intake
+from batchqueue_async.sinks.postgres import PostgresSink
+
+KEY = ("topic", "part", "position")
+
+
+def row_of(message: Any) -> dict[str, Any]:
+    """A record of Kafka as a row; what raises here goes to the dead letters."""
+    return {
+        "topic": message.source,
+        "part": message.partition,
+        "position": message.offset,
+        "body": message.body.decode(),
+    }
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    """Consume until a signal comes."""
+    sink = PostgresSink(arguments.dsn, arguments.table, upsert_on=KEY)
+    config = bq.ExportConfig(
+        path=arguments.directory,
+        overflow="block",
+        ordering="key",
+        key=lambda row: tuple(row[name] for name in KEY),
+        retry=bq.RetryPolicy(initial=0.2, max_delay=5.0),
+        breaker=bq.BreakerPolicy(reset_timeout=1.0),
+    )
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with bq.Exporter(sink, config) as exporter:
+        consumer = intake.KafkaConsumer(
+            arguments.bootstrap,
+            arguments.topic,
+            exporter,
+            group=arguments.group,
+            decode=row_of,
+            dead_letters=f"{arguments.topic}.dead",
+            session_timeout=arguments.session_timeout,
+        )
+        async with consumer:
+            print("consuming", flush=True)
+            await stop.wait()
+        report = consumer.report
+        assert report is not None  # noqa: S101 - the consumer has ended
+        print(f"handled {report.acked}, dead letters {report.dead_lettered}, given back {report.released}")
+
+
+def main() -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap", default="localhost:9092", help="the brokers, host:port (%(default)s)")
+    parser.add_argument("--topic", default="events", help="the topic (%(default)s)")
+    parser.add_argument("--group", default="to-postgres", help="the consumer group (%(default)s)")
+    parser.add_argument("--dsn", default="postgresql://localhost/postgres", help="the database (%(default)s)")
+    parser.add_argument("--table", default="events", help="the table, made if there is none (%(default)s)")
+    parser.add_argument("--directory", type=Path, default=Path("kafka-to-postgres"), help="the disk (%(default)s)")
+    parser.add_argument("--session-timeout", type=float, default=10.0, help="seconds until a dead member is noticed")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Consumers of Kafka through broken lines, a killed broker and kills of their own: nothing lost, little repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from example_runs import EXAMPLES
+from intake_kafka import make_topic, until
+
+from batchqueue_async.intake import KEY
+from batchqueue_async.testing import FaultProxy
+
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(300)]
+
+TIMES = int(os.environ.get("BATCHQUEUE_INTAKE_REPEATS", "1"))
+PREFETCH = 80
+
+
+@pytest.fixture
+async def proxy(kafka):
+    proxy = FaultProxy(kafka.proxied_address)
+    proxy.port = kafka.proxy_port  # where the broker says that it is
+    async with proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("fault", ["reset", "half_open", "mute"])
+async def test_a_line_that_breaks_and_heals_loses_nothing(kafka, proxy, fault):
+    topic = await make_topic(kafka, 2)
+
+    async def handle(message):
+        await asyncio.sleep(0.002)
+        topic.note(message)
+
+    options = {"workers": 8, "prefetch": PREFETCH, "ordered_by": KEY}
+    async with topic.consumer(handle, bootstrap=proxy.address, **options):
+        for _ in range(TIMES):
+            await topic.send(300, keys=20)
+            await until(lambda: len(topic.handled) > topic.sent - 290)
+            await proxy.switch(fault)
+            await asyncio.sleep(1.0)
+            await topic.send(100, keys=20)
+            await proxy.switch("pass")
+            await until(lambda: topic.complete, 90)
+    # What was held at a fault, and what was handled and not committed yet, may have come again.
+    assert topic.twice <= TIMES * 2 * PREFETCH
+    assert await topic.committed() == await topic.ends()
+
+
+async def test_a_broker_that_is_killed_and_started_is_consumed_on(kafka):
+    topic = await make_topic(kafka, 2)
+    loop = asyncio.get_running_loop()
+    async with topic.consumer(prefetch=PREFETCH):
+        for _ in range(TIMES):
+            await topic.send(200)
+            await until(lambda: len(topic.handled) > topic.sent - 190)
+            await loop.run_in_executor(None, kafka.kill)
+            await asyncio.sleep(0.5)
+            await loop.run_in_executor(None, kafka.start)
+            await topic.send(100)
+            await until(lambda: topic.complete, 90)
+    assert topic.twice <= TIMES * 2 * PREFETCH
+    assert await topic.committed() == await topic.ends()
+
+
+async def test_a_consumer_that_is_killed_loses_nothing(kafka, tmp_path):
+    topic = await make_topic(kafka, 2)
+    path = tmp_path / "handled"
+    program = Path(__file__).parents[1] / "support" / "kafka_member.py"
+    command = [sys.executable, str(program), kafka.address, topic.name, topic.group, str(path)]
+
+    def begin():
+        return subprocess.Popen(command)
+
+    def handled():
+        return path.read_bytes().split() if path.exists() else []
+
+    for _ in range(TIMES):
+        await topic.send(400, keys=40)
+        before = len(set(handled()))
+        process = begin()
+        try:
+            await until(lambda: len(set(handled())) > before + 50, 60)  # noqa: B023 - called in this turn
+        finally:
+            process.kill()
+            process.wait()
+    process = begin()
+    try:
+        await until(lambda: len(set(handled())) == topic.sent, 60)
+    finally:
+        process.terminate()
+        process.wait()
+    repeated = Counter(handled()).total() - topic.sent
+    assert repeated <= TIMES * (PREFETCH + 200)  # what was in handlers, and what 100 ms had not committed
+
+
+async def test_a_static_member_comes_back_without_a_rebalance(kafka, logs):
+    topic = await make_topic(kafka, 2)
+    async with topic.consumer(name="stays", group_instance_id="one", session_timeout=10.0):
+        async with topic.consumer(name="goes", group_instance_id="two", session_timeout=10.0):
+            await topic.send(20)
+            await until(lambda: topic.complete)
+        revoked = [event for event in logs if event["event"] == "partitions_revoked" and event["consumer"] == "stays"]
+        async with topic.consumer(name="goes", group_instance_id="two", session_timeout=10.0):
+            await topic.send(20)
+            await until(lambda: topic.complete)
+        again = [event for event in logs if event["event"] == "partitions_revoked" and event["consumer"] == "stays"]
+    assert topic.twice == 0
+    assert len(again) == len(revoked)
+
+
+async def test_from_kafka_through_a_disk_into_postgresql_with_everything_killed(kafka, postgres, tmp_path):
+    topic = await make_topic(kafka, 2)
+    table = topic.name
+    command = [sys.executable, str(EXAMPLES / "kafka_to_postgres.py"), "--bootstrap", kafka.address]
+    command += ["--topic", topic.name, "--group", topic.group, "--dsn", postgres.dsn, "--table", table]
+    command += ["--directory", str(tmp_path / "disk"), "--session-timeout", "1.5"]
+    loop = asyncio.get_running_loop()
+
+    def rows():
+        try:
+            return int(postgres.sql(f"SELECT count(*) FROM {table}")[0])
+        except Exception:
+            return 0
+
+    async def arrived(number):
+        async with asyncio.timeout(120):
+            while await loop.run_in_executor(None, rows) < number:  # noqa: ASYNC110 - a table has no event
+                await asyncio.sleep(0.1)
+
+    def begin():
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    process = begin()
+    try:
+        for _ in range(TIMES):
+            await topic.send(300)
+            await arrived(topic.sent - 290)
+            process.kill()
+            process.wait()
+            process = begin()
+            await topic.send(100)
+            await arrived(topic.sent - 90)
+            await loop.run_in_executor(None, postgres.kill)
+            await topic.send(100)
+            await loop.run_in_executor(None, postgres.start)
+            await arrived(topic.sent - 50)
+            await loop.run_in_executor(None, kafka.kill)
+            await loop.run_in_executor(None, kafka.start)
+            await topic.send(100)
+            await arrived(topic.sent)
+        process.terminate()
+        out, _ = await loop.run_in_executor(None, process.communicate)
+    finally:
+        process.kill()
+        process.wait()
+    assert rows() == topic.sent  # the key is topic, partition and offset: nothing is there twice
+    bodies = postgres.sql(f"SELECT body FROM {table}")
+    assert sorted(bodies) == sorted(f"m{number}" for number in range(topic.sent))
+    assert process.returncode == 0
+    assert b"given back 0" in out
