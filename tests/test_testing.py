@@ -279,7 +279,7 @@ def test_a_poll_for_ever_ends_at_the_time_limit_and_cleans_up():
 
     async def main() -> None:
         try:
-            while True:  # noqa: ASYNC110 - the poll that is to be ended
+            while True:
                 await asyncio.sleep(1)
         finally:
             await asyncio.sleep(5)
@@ -296,7 +296,7 @@ def test_no_time_limit():
 
 async def test_settle_on_a_busy_loop_says_so():
     async def spin() -> None:
-        while True:  # noqa: ASYNC110 - the busy loop that is to be told
+        while True:
             await asyncio.sleep(0)
 
     spinning = asyncio.create_task(spin(), name="spinner")

@@ -13,7 +13,9 @@ from batchqueue_async.intake.amqp.consumer import AmqpConsumer
 from batchqueue_async.intake.config import ConnectionPool, IntakeConfig
 from batchqueue_async.intake.kafka.consumer import KafkaConsumer
 from batchqueue_async.intake.message import Message
+from batchqueue_async.intake.nats.consumer import NatsConsumer
 from batchqueue_async.intake.ports import DROP, KEY, PARTITION
+from batchqueue_async.intake.redis.consumer import RedisConsumer
 from batchqueue_async.intake.stats import IntakeReport, IntakeStats
 
 __all__ = [
@@ -27,4 +29,6 @@ __all__ = [
     "IntakeStats",
     "KafkaConsumer",
     "Message",
+    "NatsConsumer",
+    "RedisConsumer",
 ]

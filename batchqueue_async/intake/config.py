@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 from batchqueue_async._support.checks import (
     Bytes,
@@ -175,6 +175,26 @@ class IntakeConfig:
     def drops(self) -> bool:
         """Whether dead letters are dropped."""
         return self.dead_letters is DROP
+
+
+class IntakeOptions(TypedDict, total=False):
+    """The fields of `IntakeConfig` as keyword arguments of a consumer."""
+
+    workers: int
+    prefetch: int
+    prefetch_bytes: int | str
+    ordered_by: OrderedBy
+    retry: RetryPolicy
+    dead_letters: str | Drop | None
+    dead_letter_text: bool
+    handler_timeout: float | str | None
+    drain_timeout: float | str
+    adaptive: AdaptivePolicy | None
+    batch: BatchPolicy | None
+    decode: Callable[[Message], Any] | None
+    reconnect: RetryPolicy
+    connect_timeout: float | str
+    database: ConnectionPool | None
 
 
 @named_fields

@@ -66,6 +66,7 @@ class _Record:
     id: str
     published_at: float
     state: Literal["waiting", "out", "done"] = "waiting"
+    source: str = ""
     deliveries: int = 0
     not_before: float = 0.0
     holder: FakeSession | None = None
@@ -110,6 +111,8 @@ class FakeBroker:
 
     Attributes:
         kind: whose semantics: "amqp", "kafka", "nats" or "redis".
+        source: the name of its queue, topic, subject or stream.
+        single_active: whether one consumer at a time gets messages, and the next one when that is gone.
         log: what happened, in order.
         dead_letters: what was given up.
         violations: settlements that a real broker would have refused; empty where consumers are right.
@@ -117,8 +120,12 @@ class FakeBroker:
         connections: attempts to connect so far.
     """
 
-    def __init__(self, kind: Kind = "amqp", *, partitions: int = 1, source: str = "fake") -> None:
+    def __init__(
+        self, kind: Kind = "amqp", *, partitions: int = 1, source: str = "fake", single_active: bool = False
+    ) -> None:
+        """Say whose semantics, and how many partitions; `single_active`: one consumer at a time, in order."""
         self.kind: Kind = kind
+        self.single_active = single_active
         self.source = source
         self.log: list[Event] = []
         self.dead_letters: list[Letter] = []
@@ -141,7 +148,8 @@ class FakeBroker:
         key: str | bytes | None = None,
         headers: Mapping[str, str] | None = None,
         partition: int | None = None,
-        count_delivered: int = 0,
+        source: str | None = None,
+        deliveries: int = 0,
     ) -> list[str]:
         """Add messages; their ids."""
         ids: list[str] = []
@@ -151,7 +159,8 @@ class FakeBroker:
             home = self._partitions[place % len(self._partitions)]
             identity = f"{self.source}/{home.number}/{len(home.records)}"
             record = _Record(number, body, key, dict(headers or {}), home.number, identity, _now())
-            record.deliveries = count_delivered
+            record.deliveries = deliveries
+            record.source = source or self.source
             home.records.append(record)
             self._records.append(record)
             ids.append(identity)
@@ -324,6 +333,8 @@ class FakeBroker:
         """What this session may have now."""
         now = _now()
         found: list[_FakeDelivery] = []
+        if self.single_active and self._sessions[0] is not session:
+            return found
         for record in self._records:
             if len(found) >= room:
                 break
@@ -352,7 +363,7 @@ class FakeBroker:
             attempt=attempt,
             id=record.id,
             published_at=record.published_at,
-            source=self.source,
+            source=record.source,
         )
         delivery.record = record
         if plan.order == "partition":
@@ -397,9 +408,8 @@ class FakeBroker:
 class FakeSession:
     """One connection to a `FakeBroker`."""
 
-    hand_over = False
-
     def __init__(self, broker: FakeBroker, plan: Plan) -> None:
+        self.hand_over = broker.single_active
         self.plan = plan
         self.epoch = Epoch("fake")
         self._broker = broker

@@ -528,7 +528,7 @@ class WorkerPool:
         held = isinstance(error, (QueueFullError, AuthError, ConfigError))
         if len(deliveries) > 1 and not held and self._isolate(deliveries, error, worker):
             return
-        self._failed(deliveries, dict.fromkeys(range(len(deliveries)), error), worker)
+        self._failed(deliveries, dict.fromkeys(range(len(deliveries)), error), worker, whole=True)
 
     def _isolate(self, deliveries: list[Delivery], error: BaseException, worker: _Worker) -> bool:
         """Find the ones that are the reason: by the error's own word, or by smaller batches from now on."""
@@ -566,14 +566,22 @@ class WorkerPool:
         settlement.released.extend(deliveries)
         settlement.wake()
 
-    def _failed(self, deliveries: list[Delivery], rejected: Rejected, worker: _Worker | None = None) -> None:
-        """Some of a call's messages failed: judge each, and ack the rest."""
+    def _failed(
+        self, deliveries: list[Delivery], rejected: Rejected, worker: _Worker | None = None, *, whole: bool = False
+    ) -> None:
+        """Some of a call's messages failed: judge each, and ack the rest; `whole`: nobody knows which ones."""
         self._counts.failures += len(rejected)
         if rejected:
             self._note(worker, deliveries, next(iter(rejected.values())), len(rejected))
-        verdicts = [
+        verdicts: list[Verdict | None] = [
             self._verdict(each, rejected[place]) if place in rejected else None for place, each in enumerate(deliveries)
         ]
+        if whole and len(deliveries) > 1:
+            # Nobody is given up for what a neighbour may have done: those whose attempts are over get one alone.
+            for place, each in enumerate(deliveries):
+                if isinstance(verdicts[place], DeadLetter):
+                    verdicts[place] = Retry(0.0, each.attempt)
+                    self._limits[each] = 1
         self._apply(deliveries, verdicts)
 
     def _note(self, worker: _Worker | None, deliveries: list[Delivery], error: BaseException, count: int = 0) -> None:
@@ -621,6 +629,7 @@ class WorkerPool:
                 again.setdefault(delivery.order, []).append((delivery, verdict.delay))
             else:
                 forwards.append((delivery, verdict))
+                self._limits.pop(delivery, None)
             if verdict is None or isinstance(verdict, DeadLetter):
                 self._limits.pop(delivery, None)
         settlement.wake()
@@ -780,6 +789,7 @@ class WorkerPool:
             self._counts.in_flight += len(waiting) + count
         for each in (*buffered, *waiting):
             each.epoch.running += each.count
+            self._limits.pop(each, None)
         self._settlement.released.extend((*buffered, *waiting))
         self._settlement.wake()
 

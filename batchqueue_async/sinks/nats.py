@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 
 from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError, TooLargeError
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.messages import MessageSink
-from batchqueue_async.sinks._shared.secrets import Secret, redacted, resolve
-from batchqueue_async.sinks._shared.tls import context
+from batchqueue_async.sinks._shared.nats_client import NatsServers
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from batchqueue_async.sinks._shared.secrets import Secret
     from batchqueue_async.sinks._shared.tls import TlsOption
 
 _SERVER_ERRORS = 500
@@ -71,13 +69,17 @@ class NatsSink(MessageSink[_Line]):
             tls: True, a `Tls` or an SSL context; None is TLS where the URL or the server says so, verified.
             retryable: more of JetStream's error codes that may pass; those of a server error always may.
         """
-        self.urls = [url] if isinstance(url, str) else list(url)
-        for each in self.urls:
-            scheme = urlsplit(each).scheme
-            if scheme not in {"nats", "tls", "ws", "wss"}:
-                raise ConfigError(f"NATS sink: a URL of scheme {scheme!r} is none of ours; give nats:// or tls://")
-        if not self.urls:
-            raise ConfigError("NATS sink: there is no URL; give one at least")
+        self._servers = NatsServers(
+            "NATS sink",
+            url,
+            user=user,
+            password=password,
+            token=token,
+            credentials=credentials,
+            tls=tls,
+            connect_timeout=connect_timeout,
+        )
+        self.urls = self._servers.urls
         if timeout <= 0 or connect_timeout <= 0:
             raise ConfigError(f"NATS sink: timeout={timeout}, connect_timeout={connect_timeout}; give seconds above 0")
         super().__init__()
@@ -85,15 +87,8 @@ class NatsSink(MessageSink[_Line]):
         self.stream = stream
         self.timeout = timeout
         self.connect_timeout = connect_timeout
-        self._shown = ", ".join(map(redacted, self.urls))
-        self._login = {
-            name: Secret(value)
-            for name, value in (("user", user), ("password", password), ("token", token))
-            if value is not None
-        }
-        self._credentials = credentials
+        self._shown = self._servers.shown
         self._headers = dict(headers or {})
-        self._tls = tls
         self._retryable = frozenset(retryable)
 
     def __repr__(self) -> str:
@@ -112,25 +107,7 @@ class NatsSink(MessageSink[_Line]):
         return not line.client.is_connected
 
     async def _connect(self) -> _Line:
-        options: dict[str, Any] = {name: resolve(value) for name, value in self._login.items()}
-        if self._credentials is not None:
-            options["user_credentials"] = _readable(self._credentials)
-        if (tls := context(self._tls)) is not None:
-            options["tls"] = tls
-        client = require("nats", "nats").NATS()
-        try:
-            await client.connect(
-                servers=self.urls,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,  # how often a server is tried before the next; 0 tries for ever
-                reconnect_time_wait=0.0,
-                connect_timeout=max(1, round(self.connect_timeout)),
-                error_cb=_nothing,
-                **options,
-            )
-        except BaseException:  # a refused or cancelled one too would leave its connection behind
-            await client.close()
-            raise
+        client = await self._servers.connect()
         return _Line(client, client.jetstream(timeout=self.timeout))
 
     @staticmethod
@@ -163,16 +140,3 @@ class NatsSink(MessageSink[_Line]):
         late = isinstance(error, TimeoutError)
         what = "took too long" if late else f"the connection broke: {type(error).__name__}"
         return RetryableError(f"{where}: {what}", error_type="timeout" if late else "network")
-
-
-def _readable(path: str | os.PathLike[str]) -> str:
-    """The path of a file that can be read."""
-    try:
-        with Path(path).open("rb"):
-            return str(path)
-    except OSError as error:
-        raise ConfigError(f"NATS: the credentials {str(path)!r} cannot be read: {error.strerror}") from None
-
-
-async def _nothing(_error: Exception) -> None:
-    """The client would log what `send` raises."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from batchqueue_async.errors import (
     AuthError,
@@ -16,13 +15,13 @@ from batchqueue_async.errors import (
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.payloads import payload, verdict
 from batchqueue_async.sinks._shared.records import row
-from batchqueue_async.sinks._shared.secrets import Secret, redacted, resolve
-from batchqueue_async.sinks._shared.tls import Tls
+from batchqueue_async.sinks._shared.redis_client import RedisServer
 from batchqueue_async.sinks.base import SinkNeeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from batchqueue_async.sinks._shared.secrets import Secret
     from batchqueue_async.sinks._shared.tls import TlsOption
     from batchqueue_async.sinks.base import SendResult
 
@@ -91,13 +90,7 @@ class RedisSink:
             tls: for `rediss`: a `Tls`; without, certificates are verified against the system's.
             retryable: more of Redis' error words that may pass, such as "WRONGTYPE".
         """
-        scheme = urlsplit(url).scheme
-        if scheme not in {"redis", "rediss", "unix"}:
-            raise ConfigError(f"Redis sink: a URL of scheme {scheme!r} is none of ours; give redis:// or rediss://")
-        if tls not in {None, False} and scheme != "rediss":
-            raise ConfigError(f"Redis sink: {scheme}:// is without TLS, and tls=... is given; give rediss://")
-        if tls not in {None, False, True} and not isinstance(tls, Tls):
-            raise ConfigError("Redis sink: the client takes no SSL context; give tls=Tls(...)")
+        self._server = RedisServer("Redis sink", url, user=user, password=password, tls=tls)
         if timeout <= 0 or connect_timeout <= 0 or connections < 1:
             raise ConfigError(
                 f"Redis sink: timeout={timeout}, connect_timeout={connect_timeout}, connections={connections}; "
@@ -115,10 +108,7 @@ class RedisSink:
         self._rows = rows
         self._field = field
         self._key_field = key_field
-        self._shown = redacted(url)
-        self._user = None if user is None else Secret(user)
-        self._password = None if password is None else Secret(password)
-        self._tls = tls
+        self._shown = self._server.shown
         self._retryable = {*_LATER, *(word.upper() for word in retryable)}
         self._client: Any = None
 
@@ -130,35 +120,11 @@ class RedisSink:
         """Get ready; connections are made when they are needed."""
         if self._client is not None:
             return
-        retrying = require("redis.asyncio.retry", "redis").Retry
-        options: dict[str, Any] = {
-            "socket_timeout": self.timeout,
-            "socket_connect_timeout": self.connect_timeout,
-            "max_connections": self.connections,
-            # The exporter repeats; the client would do so with the records of a batch that may be in.
-            "retry": retrying(require("redis.backoff", "redis").NoBackoff(), 0),
-        }
-        url = self.url
-        if self._user is not None or self._password is not None:
-            url = self._with_credentials(options)
-        if isinstance(self._tls, Tls):
-            options |= _tls_options(self._tls)
-        self._client = require("redis.asyncio", "redis").Redis.from_url(url, **options)
-
-    def _with_credentials(self, options: dict[str, Any]) -> str:
-        """Have the client ask for the credentials at each connection; the URL without its own."""
-        parts = urlsplit(self.url)
-        user, password = self._user, self._password
-        given_user, given_password = unquote(parts.username or ""), unquote(parts.password or "")
-
-        class Provider(require("redis.credentials", "redis").CredentialProvider):  # type: ignore[misc]
-            def get_credentials(self) -> tuple[str, ...]:
-                name, secret = resolve(user) or given_user, resolve(password) or given_password
-                return (name, secret) if name else (secret,)
-
-        Provider().get_credentials()  # a reference that leads nowhere shows at the start
-        options["credential_provider"] = Provider()
-        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+        self._client = self._server.client(
+            socket_timeout=self.timeout,
+            socket_connect_timeout=self.connect_timeout,
+            max_connections=self.connections,
+        )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -241,16 +207,3 @@ class RedisSink:
             kind = "refused" if "refused" in text.lower() else "network"
             return RetryableError(f"{where}: the connection broke: {type(error).__name__}", error_type=kind)
         return PermanentError(f"{where} refuses the entry: {type(error).__name__}", error_type="refused")
-
-
-def _tls_options(tls: Tls) -> dict[str, Any]:
-    """The same, as the client has it."""
-    tls.context()  # a file that can't be used shows here, and not as a connection that breaks
-    return {
-        "ssl_ca_certs": None if tls.ca is None else str(tls.ca),
-        "ssl_certfile": None if tls.cert is None else str(tls.cert),
-        "ssl_keyfile": None if tls.key is None else str(tls.key),
-        "ssl_password": resolve(tls.key_password),
-        "ssl_cert_reqs": "required" if tls.verify else "none",
-        "ssl_check_hostname": tls.verify,
-    }

@@ -31,7 +31,7 @@ def identified(messages):
 
 
 async def until(condition):
-    while not condition():  # noqa: ASYNC110 - counts have no event
+    while not condition():
         await asyncio.sleep(0.01)
 
 

@@ -298,7 +298,7 @@ async def test_d_26_on_the_real_disk(tmp_path):
             await lease.nack(3_600)
         queue.compact()
         async with asyncio.timeout(60):
-            while queue.stats().compactions < 15:  # noqa: ASYNC110 - the queue has no event for its own insides
+            while queue.stats().compactions < 15:
                 await asyncio.sleep(0.01)
         queue.hurry()
         assert await drain(queue) == kept

@@ -49,13 +49,13 @@ class Handled:
 
     async def reaches(self, count: int, limit: float = LIMIT) -> None:
         async with asyncio.timeout(limit):
-            while len(set(self.bodies)) < count:  # noqa: ASYNC110 - what comes in is polled from outside
+            while len(set(self.bodies)) < count:
                 await asyncio.sleep(0.01)
 
 
 async def until(condition, limit: float = LIMIT) -> None:
     async with asyncio.timeout(limit):
-        while not condition():  # noqa: ASYNC110 - what happens in the consumer is polled from outside
+        while not condition():
             await asyncio.sleep(0.01)
 
 

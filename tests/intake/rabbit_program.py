@@ -17,7 +17,7 @@ async def main(url: str, queue: str) -> None:
     async with intake.AmqpConsumer(
         url, queue, handle, workers=4, prefetch=20, dead_letters=intake.DROP, handler_timeout=None
     ) as consumer:
-        while consumer.stats().acked < 40:  # noqa: ASYNC110 - a program of a test, that is killed
+        while consumer.stats().acked < 40:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)  # until the acknowledgements have been taken
         print("acked 40", flush=True)

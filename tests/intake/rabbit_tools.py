@@ -48,7 +48,7 @@ class Side:
 
     async def reaches(self, count: int, name: str | None = None) -> None:
         async with asyncio.timeout(LIMIT):
-            while await self.count(name) != count:  # noqa: ASYNC110 - the broker has no event for it
+            while await self.count(name) != count:
                 await asyncio.sleep(0.02)
 
     async def drain(self, name: str | None = None) -> list[Any]:

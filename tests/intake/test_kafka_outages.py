@@ -131,7 +131,7 @@ async def test_from_kafka_through_a_disk_into_postgresql_with_everything_killed(
 
     async def arrived(number):
         async with asyncio.timeout(120):
-            while await loop.run_in_executor(None, rows) < number:  # noqa: ASYNC110 - a table has no event
+            while await loop.run_in_executor(None, rows) < number:
                 await asyncio.sleep(0.1)
 
     def begin():

@@ -95,7 +95,7 @@ async def test_a_cancelled_waiter_gives_its_bytes_back():
     first, second = (asyncio.create_task(queue.produce(letter * 9)) for letter in "ab")
     await settle()
     handler.release()
-    while queue.stats().used_bytes == 10:  # noqa: ASYNC110 - a turn of the loop at a time
+    while queue.stats().used_bytes == 10:
         await asyncio.sleep(0)
     first.cancel()  # it has its bytes, and has not run yet
     assert await second
@@ -229,7 +229,7 @@ async def test_a_shutdown_gives_back_what_is_left():
 
 async def until(condition):
     """Let the loop run until something on another thread has happened."""
-    while not condition():  # noqa: ASYNC110 - it comes from another thread
+    while not condition():
         await asyncio.sleep(0.001)
 
 

@@ -381,7 +381,7 @@ async def drain(queue: DurableQueue, *, ack: bool = False, most: int = 1_000) ->
 async def eventually(condition: Callable[[], object]) -> None:
     """Return when `condition` holds: for what a timer or a thread of the queue does by itself."""
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the queue has no event for its own insides
+        while not condition():
             await asyncio.sleep(0.002)
 
 

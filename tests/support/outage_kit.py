@@ -66,7 +66,7 @@ def config(**changes) -> ExportConfig:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what nobody tells of."""
     async with asyncio.timeout(LIMIT):
-        while not condition():  # noqa: ASYNC110 - an exporter's counts have no event
+        while not condition():
             await asyncio.sleep(_PAUSE)
 
 

@@ -143,14 +143,14 @@ def recovery(records: int, batch: int) -> tuple[float, float]:
         async with bq.Exporter(sink, config(batch=policy, **options)) as exporter:
             for start in range(0, records, 1_000):
                 await exporter.consume([b"x" * 100] * min(1_000, records - start))
-            while exporter.breaker != "open":  # noqa: ASYNC110 - a bench looks from outside
+            while exporter.breaker != "open":
                 await asyncio.sleep(0.01)
             sink.down, sink.latency = False, LATENCY
             exporter.resume()
             # Those that failed before the breaker opened come back after their delays, which are no part of the drain.
             most = records // batch - WORKERS
             begin = time.perf_counter()
-            while len(sink.ends) < most:  # noqa: ASYNC110 - as above
+            while len(sink.ends) < most:
                 await asyncio.sleep(LATENCY)
             await exporter.shutdown(0)
         return most / (sink.ends[most - 1] - begin)

@@ -144,7 +144,7 @@ async def ours(address: str, records: list[Any], *, exporter: bool) -> float:
 
 async def rows(turns: int, batches: int) -> list[Row]:
     """The table's rows."""
-    server = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs yet
+    server = subprocess.Popen(
         [sys.executable, "-m", "tests.benchmarks.sinks.otlp"],
         stdout=subprocess.PIPE,
         text=True,

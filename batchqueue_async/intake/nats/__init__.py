@@ -1,0 +1,1 @@
+"""Messages from NATS JetStream: a durable pull consumer, acknowledged one by one."""

@@ -1,0 +1,1 @@
+"""Messages from a Redis stream: a consumer group, its pending entries included."""

@@ -1,0 +1,475 @@
+"""IN-1 to IN-22: what the pool and the settlement of other consumers got wrong, each shown not to happen here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+import batchqueue_async as bq
+from batchqueue_async import intake
+from batchqueue_async.testing import FakeBroker, settle
+
+KINDS = ("amqp", "kafka", "nats", "redis")
+FAST = bq.RetryPolicy(initial=0.1, max_delay=1.0, max_attempts=3)
+
+
+def bodies(count):
+    return [b"%d" % number for number in range(count)]
+
+
+def adds_up(stats):
+    parts = stats.acked + stats.retried + stats.dead_lettered + stats.released + stats.stale
+    return stats.received == parts + stats.buffered + stats.waiting + stats.in_flight
+
+
+class Calls:
+    """A handler that takes its time and knows what ran."""
+
+    def __init__(self, delay=0.0):
+        self.delay = delay
+        self.begun, self.done = [], []
+        self.active = self.most = 0
+
+    async def __call__(self, message):
+        self.begun.append(message.body)
+        self.active += 1
+        self.most = max(self.most, self.active)
+        try:
+            await asyncio.sleep(self.delay(message) if callable(self.delay) else self.delay)
+            self.done.append(message.body)
+        finally:
+            self.active -= 1
+
+
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 5), (7, 20), (40, 60)])
+async def test_in_1_workers_and_prefetch_are_used(workers, prefetch):
+    broker, calls = FakeBroker(), Calls(delay=1.0)
+    broker.publish(*bodies(200))
+    async with broker.consumer(calls, workers=workers, prefetch=prefetch) as consumer:
+        await asyncio.sleep(0.5)
+        assert calls.most == workers
+        assert broker.depth == 200 - prefetch
+        assert (consumer.stats().workers, consumer.stats().prefetch) == (workers, prefetch)
+        await consumer.shutdown(0)
+
+
+async def test_in_1_what_is_asked_for_above_the_caps_is_lowered_aloud(logs):
+    broker = FakeBroker()
+    async with broker.consumer(Calls(), workers=500, prefetch=5000) as consumer:
+        assert (consumer.plan.workers, consumer.plan.prefetch) == (200, 1000)
+    (capped,) = [each for each in logs if each["event"] == "intake_capped"]
+    assert capped["asked"] == {"workers": 500, "prefetch": 5000}
+    assert intake.IntakeConfig(dead_letters="dead").resolve(8)[:2] == (32, 320)
+    assert intake.IntakeConfig(dead_letters="dead").resolve(100)[:2] == (200, 500)
+
+
+async def test_in_2_a_full_buffer_and_a_stuck_handler_do_not_hold_up_the_stop():
+    broker = FakeBroker()
+    broker.publish(*bodies(100))
+
+    async def stuck(message):
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(5)
+                raise
+
+    loop = asyncio.get_running_loop()
+    async with broker.consumer(stuck, workers=4, prefetch=10) as consumer:
+        await asyncio.sleep(1)
+        began = loop.time()
+        report = await consumer.shutdown(2.0)
+    assert loop.time() - began <= 5.0
+    assert report.abandoned == 4
+    assert broker.depth == 100
+    await asyncio.sleep(10)
+
+
+async def test_in_3_the_consumer_outlives_the_task_that_started_it():
+    broker, calls = FakeBroker(), Calls()
+    consumer = broker.consumer(calls)
+
+    async def request():
+        async with asyncio.timeout(1):
+            await consumer.__aenter__()
+
+    await asyncio.create_task(request())
+    await asyncio.sleep(60)
+    broker.publish(b"later")
+    await broker.drained()
+    assert calls.done == [b"later"]
+    assert consumer.healthy()
+    await consumer.shutdown()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_in_4_a_handler_that_raises_leaves_no_slot_taken(kind):
+    broker, seen = FakeBroker(kind), []
+
+    async def fail(message):
+        seen.append(message.body)
+        if int(message.body) < 11:
+            raise ValueError(message.body)
+
+    broker.publish(*bodies(30))
+    async with broker.consumer(fail, workers=2, prefetch=10, retry=FAST) as consumer:
+        await broker.drained()
+        assert consumer.stats().acked == 19
+        assert consumer.stats().dead_lettered == 11
+    assert len(broker.dead_letters) == 11
+
+
+@pytest.mark.parametrize("option", ["decode", "ordered_by"])
+async def test_in_5_a_decoder_or_a_key_function_that_raises_costs_its_message_alone(option):
+    broker, calls = FakeBroker(), Calls()
+
+    def read(message):
+        return int(message.body)
+
+    broker.publish(b"1", b"two", b"3")
+    async with broker.consumer(calls, workers=1, prefetch=1, **{option: read}) as consumer:
+        await broker.drained()
+        assert adds_up(consumer.stats())
+    assert calls.done == [b"1", b"3"]
+    (letter,) = broker.dead_letters
+    assert letter.headers["bq-reason"] == "undecodable"
+    assert "two" not in str(letter.headers)  # a payload shows in no header
+
+
+async def test_in_6_our_own_cancelling_is_a_release():
+    broker, calls = FakeBroker(), Calls(delay=100.0)
+    broker.publish(*bodies(5))
+    consumer = broker.consumer(calls, workers=3, prefetch=5)
+    async with consumer:
+        await asyncio.sleep(1)
+        report = await consumer.shutdown(2.0)
+    assert (report.acked, report.dead_lettered, report.retried, report.released) == (0, 0, 0, 5)
+    assert consumer.stats().failures == 0
+    assert broker.depth == 5
+    assert broker.violations == []
+
+
+class Raises(logging.Handler):
+    def emit(self, record):
+        raise RuntimeError("the log is full")
+
+
+async def test_in_7_settled_once_after_the_handler_whichever_way_the_log_breaks():
+    broker, open_now, acked_inside = FakeBroker(), [], []
+    logger = logging.getLogger("batchqueue_async")
+    raising = Raises()
+    logger.addHandler(raising)
+
+    async def borrow(message):
+        open_now.append(message.body)
+        try:
+            if message.body == b"1":
+                raise bq.PermanentError("no")
+        finally:
+            await asyncio.sleep(0.1)
+            acked_inside.extend(set(broker.events("acked")) & {message.id})
+            open_now.remove(message.body)
+
+    broker.publish(*bodies(3))
+    try:
+        async with broker.consumer(borrow):
+            await broker.drained()
+    finally:
+        logger.removeHandler(raising)
+    assert acked_inside == open_now == []
+    assert sorted(broker.events("acked")) == ["fake/0/0", "fake/0/2"]
+    assert broker.events("dead_lettered") == ["fake/0/1"]
+    assert broker.violations == []
+
+
+async def test_in_8_a_message_counts_when_it_is_done():
+    broker = FakeBroker()
+    broker.publish(b"1")
+    async with broker.consumer(Calls(delay=50.0)) as consumer:
+        await asyncio.sleep(10)
+        stats = consumer.stats()
+        assert (stats.received, stats.acked, stats.in_flight) == (1, 0, 1)
+        assert stats.oldest_in_flight == 10.0
+        await broker.drained()
+        assert consumer.stats().acked == 1
+
+
+async def test_in_9_a_slow_message_costs_a_slot_and_not_the_window():
+    broker, calls = FakeBroker(), Calls(delay=lambda message: 1000.0 if message.body == b"0" else 0.1)
+    broker.publish(*bodies(100))
+    async with broker.consumer(calls, workers=5, prefetch=20) as consumer:
+        await asyncio.sleep(20)
+        assert len(calls.done) == 99
+        assert len(broker.events("acked")) == 99
+        await consumer.shutdown(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_in_10_what_is_still_handled_comes_again_after_a_break(kind):
+    broker, gate = FakeBroker(kind), asyncio.Event()
+    began = []
+
+    async def wait(message):
+        began.append(message.body)
+        if message.body == b"0":
+            await gate.wait()
+
+    broker.publish(*bodies(20))
+    async with broker.consumer(wait, workers=4, prefetch=20, ordered_by=lambda message: message.body):
+        await asyncio.sleep(1)
+        assert len(began) == 20
+        broker.reset()
+        gate.set()
+        await broker.drained()
+    assert began.count(b"0") == 2
+    assert broker.violations == []
+
+
+async def test_in_11_a_slow_key_holds_up_no_other():
+    broker, calls = FakeBroker(), Calls(delay=lambda message: 1.0 if message.key == "slow" else 0.0)
+    for number in range(1000):
+        broker.publish(b"s", key="slow") if number % 100 == 0 else broker.publish(b"f", key=f"key-{number}")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with broker.consumer(calls, workers=8, prefetch=500, ordered_by=intake.KEY):
+        while calls.done.count(b"f") < 990:
+            await asyncio.sleep(0.01)
+        assert loop.time() - began < 0.5
+        await broker.drained()
+    assert loop.time() - began < 10.5
+
+
+async def test_in_12_odd_keys_have_lanes_of_their_own():
+    broker, running, together = FakeBroker(), set(), set()
+
+    def key(message):
+        return {"n": None, "l": [1, {"a": 2}], "d": {"x": [1]}, "t": "same"}[message.headers["kind"]]
+
+    async def note(message):
+        running.add((message.source, message.headers["kind"]))
+        together.update((one, other) for one in running for other in running if one != other)
+        await asyncio.sleep(1)
+        running.discard((message.source, message.headers["kind"]))
+
+    for kind, source in [("n", "a"), ("n", "a"), ("l", "a"), ("l", "a"), ("d", "a"), ("t", "a"), ("t", "b")]:
+        broker.publish(b"x", headers={"kind": kind}, source=source)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with broker.consumer(note, workers=8, ordered_by=key):
+        await broker.drained()
+    assert loop.time() - began == pytest.approx(2.0, abs=0.2)  # the two lists, one after the other; all else at once
+    assert (("a", "t"), ("b", "t")) in together
+
+
+async def test_in_13_nothing_is_kept_of_keys_that_are_done_and_retries_count_against_the_bound():
+    broker, calls = FakeBroker(), Calls()
+    async with broker.consumer(calls, workers=8, prefetch=100, ordered_by=lambda message: message.body) as consumer:
+        for start in range(0, 20_000, 1000):
+            broker.publish(*(b"%d" % number for number in range(start, start + 1000)))
+            await broker.drained()
+            assert consumer.stats().keys == 0
+        assert consumer.stats().held_bytes == 0
+
+    async def fail(message):
+        raise ValueError
+
+    for kind, bound in (("amqp", 100), ("kafka", 1200)):
+        broker = FakeBroker(kind)
+        broker.publish(*bodies(5000))
+        patient = bq.RetryPolicy(initial=50.0, max_delay=50.0, jitter=False, max_attempts=2)
+        options = {} if kind == "amqp" else {"ordered_by": lambda message: message.body}
+        async with broker.consumer(fail, workers=8, prefetch=100, retry=patient, **options) as consumer:
+            await asyncio.sleep(20)
+            stats = consumer.stats()
+            assert stats.waiting + stats.buffered + stats.in_flight <= bound
+            await consumer.shutdown(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_in_14_messages_that_fail_do_not_starve_those_that_work(kind):
+    broker, done = FakeBroker(kind), []
+    loop = asyncio.get_running_loop()
+
+    async def work(message):
+        await asyncio.sleep(0.01)
+        if int(message.body) % 5 == 0:
+            raise ValueError
+        done.append(loop.time())
+
+    broker.publish(*bodies(1000))
+    retry = bq.RetryPolicy(initial=30.0, max_delay=30.0, jitter=False, max_attempts=5)
+    options = {"ordered_by": lambda message: message.body} if kind == "kafka" else {}
+    async with broker.consumer(work, workers=10, prefetch=100, retry=retry, **options) as consumer:
+        await asyncio.sleep(30)
+        assert len(done) == 800
+        await consumer.shutdown(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_in_15_nothing_of_a_key_passes_its_failed_message(kind):
+    broker, failed, done = FakeBroker(kind), set(), []
+
+    async def flaky(message):
+        await asyncio.sleep(0.01)
+        number = int(message.body)
+        if number % 7 == 3 and number not in failed:
+            failed.add(number)
+            raise ValueError
+        done.append((message.key, number))
+
+    for number in range(200):
+        broker.publish(b"%d" % number, key=f"{number % 9}")
+    async with broker.consumer(flaky, workers=8, ordered_by=intake.KEY, retry=FAST):
+        await broker.drained()
+    for key in range(9):
+        of_key = [number for each, number in done if each == f"{key}"]
+        assert of_key == sorted(of_key)
+        assert len(of_key) == len(set(of_key))
+
+
+@pytest.mark.parametrize("place", [0, 25, 49])
+@pytest.mark.parametrize("how", ["raises", "rejects", "culprits", "permanent"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_in_16_one_bad_message_of_a_batch_costs_the_others_little(kind, how, place):
+    broker, handled = FakeBroker(kind), []
+
+    async def save(batch):
+        bad = [at for at, each in enumerate(batch) if each.body == b"%d" % place]
+        if bad and how == "raises":
+            raise ValueError
+        if bad and how == "permanent":
+            raise bq.PermanentError("one of them")
+        if bad and how == "culprits":
+            raise bq.PermanentError("this one", culprits=bad)
+        handled.extend(each.body for each in batch if each.body != b"%d" % place)
+        return bq.SendResult(rejected={at: bq.RetryableError("no") for at in bad}) if bad else None
+
+    broker.publish(*bodies(50))
+    policy = bq.BatchPolicy(max_records=50, linger=0.01)
+    async with broker.consumer(save, batch=policy, workers=2, prefetch=100, retry=FAST) as consumer:
+        await broker.drained()
+        assert adds_up(consumer.stats())
+    assert sorted(handled) == sorted(each for each in bodies(50) if each != b"%d" % place)
+    assert [letter.body for letter in broker.dead_letters] == [b"%d" % place]
+    assert broker.violations == []
+    if kind == "kafka":
+        assert handled == [each for each in bodies(50) if each != b"%d" % place] or how == "rejects"
+
+
+async def test_in_17_a_stop_does_not_wait_for_a_batch_to_fill():
+    broker, handled = FakeBroker(), []
+
+    async def save(batch):
+        handled.extend(batch)
+
+    broker.publish(*bodies(3))
+    async with broker.consumer(save, batch=bq.BatchPolicy(max_records=100, linger=60.0)) as consumer:
+        await asyncio.sleep(1)
+        assert handled == []
+        report = await consumer.shutdown()
+    assert len(handled) == 3
+    assert report.elapsed < 1.0
+    assert report.acked == 3
+
+
+class Refuses:
+    """A sink whose destination answers 401."""
+
+    concurrent = True
+
+    async def open(self):
+        pass
+
+    async def send(self, batch):
+        raise bq.AuthError("401")
+
+    async def close(self):
+        pass
+
+
+async def test_in_18_what_an_exporter_has_in_memory_alone_is_not_acked():
+    broker = FakeBroker()
+    broker.publish(*bodies(5))
+    async with (
+        bq.Exporter(Refuses(), bq.ExportConfig(drain_timeout=0.1)) as exporter,
+        broker.consumer(exporter, drain_timeout=0.5) as consumer,
+    ):
+        await asyncio.sleep(10)
+        assert consumer.stats().acked == 0
+    assert broker.depth == 5
+
+
+async def test_in_18_an_exporter_with_a_disk_acks_when_the_disk_has_it(tmp_path):
+    broker = FakeBroker()
+    broker.publish(*bodies(5))
+    config = bq.ExportConfig(path=tmp_path, overflow="block", drain_timeout=0.1)
+    async with bq.Exporter(Refuses(), config) as exporter, broker.consumer(exporter) as consumer:
+        await broker.drained()
+        assert consumer.stats().acked == 5
+        assert exporter.stats().records == 5
+
+
+async def test_in_19_a_consumer_that_does_not_work_is_unhealthy_and_hammers_nobody():
+    broker = FakeBroker()
+    async with broker.consumer(Calls()) as consumer:
+        assert consumer.healthy()
+        broker.down()
+        await asyncio.sleep(600)
+        assert broker.connections < 60
+        assert not consumer.healthy()
+        assert consumer.stats().state == "connecting"
+        broker.up()
+        await asyncio.sleep(60)
+        assert consumer.healthy()
+        for _ in range(50):  # taken in and thrown out again
+            broker.reset()
+            await asyncio.sleep(0.2)
+        assert broker.connections < 100
+
+
+async def test_in_20_what_was_handled_is_acked_at_a_stop():
+    broker, calls = FakeBroker(), Calls(delay=0.5)
+    broker.publish(*bodies(500))
+    for _ in range(5):
+        async with broker.consumer(calls, workers=10, prefetch=30):
+            await asyncio.sleep(0.7)
+    await settle()
+    assert len(calls.done) == len(set(calls.done)) == len(broker.events("acked"))
+    assert broker.events("released") == []
+    assert calls.done
+    assert broker.violations == []
+
+
+async def test_in_21_order_holds_from_one_consumer_to_the_next():
+    broker, calls = FakeBroker(single_active=True), Calls(delay=0.1)
+    broker.publish(*bodies(100))
+    first = broker.consumer(calls, workers=1, prefetch=10)
+    await first.__aenter__()
+    async with broker.consumer(calls, workers=1, prefetch=10, name="second"):
+        await asyncio.sleep(1.05)
+        await first.shutdown()
+        await broker.drained()
+    assert calls.done == bodies(100)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_in_22_the_default_is_at_least_once(kind):
+    broker, gate = FakeBroker(kind), asyncio.Event()
+    began = []
+
+    async def first_dies(message):
+        began.append(message.body)
+        if len(began) == 1:
+            await gate.wait()
+
+    broker.publish(b"1")
+    async with broker.consumer(first_dies):
+        await asyncio.sleep(1)
+        broker.reset()
+        await asyncio.sleep(10)
+        gate.set()
+        await broker.drained()
+    assert began == [b"1", b"1"]

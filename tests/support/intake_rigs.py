@@ -1,0 +1,141 @@
+"""Real brokers for the scenarios that every lane has to pass: how to publish, to consume, and to look at what is left.
+
+A lane adds a rig here; `test_real.py` runs every scenario with every rig.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import batchqueue_async as bq
+from batchqueue_async import intake
+
+QUICK = {
+    "reconnect": bq.RetryPolicy(initial=0.05, max_delay=0.5),
+    "connect_timeout": 3.0,
+    "dead_letters": "dead.letters",
+}
+
+
+class NatsRig:
+    name = "nats"
+
+    def __init__(self, server):
+        self.server = server
+        self.mark = uuid.uuid4().hex[:8]
+        self.stream, self.durable = f"S{self.mark}", "workers"
+        self.dead = f"D{self.mark}"
+
+    async def _client(self):
+        import nats
+
+        return await nats.connect(f"nats://{self.server.address}", allow_reconnect=False, connect_timeout=5)
+
+    async def prepare(self):
+        from nats.js.api import StreamConfig
+
+        client = await self._client()
+        stream = client.jetstream()
+        await stream.add_stream(StreamConfig(name=self.stream, subjects=[f"{self.stream}.>"]))
+        await stream.add_stream(StreamConfig(name=self.dead, subjects=[f"{self.dead}.>"]))
+        await client.close()
+
+    async def publish(self, bodies, *, key="a"):
+        client = await self._client()
+        stream = client.jetstream()
+        futures = [await stream.publish_async(f"{self.stream}.{key}", body) for body in bodies]
+        for future in futures:
+            await future
+        await client.close()
+
+    def consumer(self, handler, *, address=None, **options):
+        options = {**QUICK, "dead_letters": f"{self.dead}.x", **options}
+        options.setdefault("ack_wait", 3.0)
+        return intake.NatsConsumer(
+            f"nats://{address or self.server.address}",
+            f"{self.stream}.>",
+            handler,
+            stream=self.stream,
+            durable=self.durable,
+            heartbeat=0.5,
+            **options,
+        )
+
+    async def unsettled(self):
+        client = await self._client()
+        info = await client.jetstream().consumer_info(self.stream, self.durable)
+        await client.close()
+        return info.num_pending + info.num_ack_pending
+
+    async def unacked(self):
+        client = await self._client()
+        info = await client.jetstream().consumer_info(self.stream, self.durable)
+        await client.close()
+        return info.num_ack_pending
+
+    async def letters(self):
+        client = await self._client()
+        stream = client.jetstream()
+        found = []
+        for sequence in range(1, (await stream.stream_info(self.dead)).state.messages + 1):
+            raw = await stream.get_msg(self.dead, sequence)
+            found.append((raw.data, dict(raw.headers or {})))
+        await client.close()
+        return found
+
+
+class RedisRig:
+    name = "redis"
+
+    def __init__(self, server):
+        self.server = server
+        self.stream = f"s-{uuid.uuid4().hex[:8]}"
+        self.group = "workers"
+
+    def _client(self):
+        import redis.asyncio
+
+        return redis.asyncio.Redis(port=self.server.port)
+
+    async def prepare(self):
+        pass
+
+    async def publish(self, bodies, *, key=None):
+        async with self._client() as client:
+            pipeline = client.pipeline(transaction=False)
+            for body in bodies:
+                pipeline.xadd(self.stream, {"data": body, **({"bq-key": key} if key else {})})
+            await pipeline.execute()
+
+    def consumer(self, handler, *, address=None, **options):
+        options = {**QUICK, "dead_letters": f"{self.stream}.dead", **options}
+        options.setdefault("claim_after", 2.0)
+        return intake.RedisConsumer(
+            f"redis://{address or self.server.address}",
+            self.stream,
+            handler,
+            group=self.group,
+            block=0.5,
+            timeout=1.0,
+            **options,
+        )
+
+    async def unsettled(self):
+        async with self._client() as client:
+            (group,) = await client.xinfo_groups(self.stream)
+            return group["pending"] + (group["lag"] or 0)
+
+    async def unacked(self):
+        async with self._client() as client:
+            (group,) = await client.xinfo_groups(self.stream)
+            return group["pending"]
+
+    async def letters(self):
+        async with self._client() as client:
+            return [
+                (fields[b"data"], {name.decode(): value.decode() for name, value in fields.items()})
+                for _, fields in await client.xrange(f"{self.stream}.dead")
+            ]
+
+
+RIGS = {"nats": ("nats_server", NatsRig), "redis": ("redis_server", RedisRig)}
