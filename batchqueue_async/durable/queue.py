@@ -136,6 +136,8 @@ class DurableQueue:
         # The loop while the queue is open: one comparison tells every call that it may go on.
         self._open_loop: asyncio.AbstractEventLoop | None = None
         self._lock: int | None = None
+        # The opening was cancelled: its thread, which may wait for the lock, is not to take it any more.
+        self._given_up = False
         self._closing: asyncio.Task[None] | None = None
         self._gone: asyncio.Future[None] | None = None
         self._most_bytes = MAX_PUT
@@ -149,6 +151,8 @@ class DurableQueue:
         self._phase = "forked"
         self._open_loop = None
         self._lock = None  # its descriptor is closed where it was opened
+        if hasattr(self, "_leasing"):
+            self._leasing.after_fork()
 
     def __repr__(self) -> str:
         return f"DurableQueue({str(self.path)!r}, {self._phase})"
@@ -170,6 +174,7 @@ class DurableQueue:
             await asyncio.shield(boot)
         except asyncio.CancelledError:
             # The thread can't be stopped in the middle: it ends what it does, and the lock is given back then.
+            self._given_up = True
             if boot.done():
                 self._undo_boot(boot)
             else:
@@ -274,7 +279,7 @@ class DurableQueue:
             try:
                 return self._files.lock(self.path / recovery.LOCK)
             except LockedError:
-                if time.monotonic() >= until:
+                if self._given_up or time.monotonic() >= until:
                     raise
             time.sleep(_LOCK_PAUSE)
 

@@ -1,4 +1,4 @@
-"""D-30 to D-34: odd arguments, keys, reasons, and directories that change under their owner."""
+"""D-30 to D-36: odd arguments, keys, reasons, directories that change under their owner, forks, openings that end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import math
 import os
 import shutil
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_kit import drain, opened, segments
+from durable_kit import drain, eventually, opened, segments
 
 from batchqueue_async.durable import DurableConfig, DurableQueue
 from batchqueue_async.errors import ConfigError, DurableQueueError
@@ -139,3 +142,50 @@ async def test_d_34_a_program_that_changes_its_directory_keeps_its_queue(tmp_pat
 async def test_d_34_a_path_that_can_not_be_is_refused(path):
     with pytest.raises(ConfigError, match="NUL"):
         DurableQueue.open(path)
+
+
+def test_d_35_a_lease_is_not_settled_in_a_forked_child(tmp_path):
+    code = (
+        "import asyncio, os, sys, batchqueue_async as bq\n"
+        "async def child(lease):\n"
+        "    for call in (lease.ack, lease.nack, lambda: lease.dead_letter('why')):\n"
+        "        try:\n"
+        "            print('settled', await call(), flush=True)\n"
+        "        except bq.ForkedError as error:\n"
+        "            print('refused', 'leased before a fork' in str(error), flush=True)\n"
+        "async def main():\n"
+        "    async with bq.DurableQueue.open(sys.argv[1]) as queue:\n"
+        "        await queue.put(b'x')\n"
+        "        lease = await queue.lease(1)\n"
+        "        if not (pid := os.fork()):\n"
+        "            asyncio.events._set_running_loop(None)\n"
+        "            asyncio.new_event_loop().run_until_complete(child(lease))\n"
+        "            os._exit(0)\n"
+        "        os.waitpid(pid, 0)\n"
+        "        print('parent', await lease.ack())\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "q")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "refused True\n" * 3 + "parent 1\n", done.stderr
+
+
+@pytest.mark.real_time
+async def test_d_36_an_opening_that_was_cancelled_no_longer_waits_for_the_lock(tmp_path):
+    async with DurableQueue.open(tmp_path) as queue:
+        waiting = asyncio.ensure_future(DurableQueue.open(tmp_path, DurableConfig(lock_timeout=3_600)).__aenter__())
+        await eventually(lambda: threads() == 4)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await queue.put(b"x")
+        # Its threads end; those of the owner stay.
+        await eventually(lambda: threads() == 2)
+    async with DurableQueue.open(tmp_path) as again:
+        assert again.recovery.records == 1
+
+
+def threads() -> int:
+    """The I/O threads of queues that are open, or opening."""
+    return sum(thread.name.startswith("batchqueue-") for thread in threading.enumerate())

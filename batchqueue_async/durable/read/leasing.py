@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from batchqueue_async._support import log
 from batchqueue_async.durable.disk import quarantine
 from batchqueue_async.durable.read.rereading import Rereading
-from batchqueue_async.errors import BatchQueueError, QueueClosedError
+from batchqueue_async.errors import BatchQueueError, ForkedError, QueueClosedError
 from batchqueue_async.leases.lease import Lease
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class LeaseManager:
         # Each with its time: uvloop answers a timer that is due at once with a plain handle, which has no `when`.
         self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
         self._burials: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._closed = self._forked = False
         self._newest_first = state.config.order == "freshest"
         if state.config.max_age is not None:
             self._arm_sweep()
@@ -251,7 +251,16 @@ class LeaseManager:
             lease.deadline = self._loop.time() + self._state.config.lease_timeout
             self._leases[id(lease)] = lease
 
+    def after_fork(self) -> None:
+        """In a forked child: what is leased is the parent's to settle."""
+        self._forked = True
+
     def _check(self) -> None:
+        if self._forked:
+            raise ForkedError(
+                f"durable queue {self._path}: leased before a fork, and this is the child; its owner is the parent. "
+                "Settle the lease there, or close the queue before forking"
+            )
         if self._closed:
             raise QueueClosedError(
                 f"durable queue {self._path}: closed; what its leases had not settled is delivered "
