@@ -47,9 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if item.get_closest_marker("real_time") or item.get_closest_marker("every_loop"):
+    real = item.get_closest_marker("real_time")
+    if real or item.get_closest_marker("every_loop"):
         factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
-        if sys.platform != "win32":
+        if sys.platform != "win32" and not (real and real.kwargs.get("one_loop")):
             factories["uvloop"] = uvloop.new_event_loop
         if item.get_closest_marker("every_loop"):
             factories["virtual"] = partial(VirtualTimeLoop, time_limit=TIME_LIMIT)

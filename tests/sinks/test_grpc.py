@@ -255,6 +255,31 @@ async def test_it_shows_no_secret_and_is_pickled_before_it_is_open():
     await sink.close()
 
 
+async def test_x_38_a_record_that_request_fails_for_is_named_once_it_has_worked_for_another():
+    sink = GrpcSink("http://127.0.0.1:1", method="/test.Store/Put", request=b"".join, timeout=0.5)
+    async with opened(sink):
+        with pytest.raises(TypeError):  # is it the function?
+            await sink.send([None])
+        with pytest.raises(bq.PermanentError, match="request raised TypeError for 2 of 4 records") as caught:
+            await sink.send([b"a", None, b"b", None])
+        assert caught.value.culprits == (1, 3)
+        with pytest.raises(bq.PermanentError):
+            await sink.send([None])
+        with pytest.raises(bq.RetryableError):
+            await sink.send([b"a", b"b"])
+
+
+async def test_x_38_a_request_of_several_records_that_fails_as_a_whole_is_nobodys_fault():
+    def request(batch):
+        if len(batch) > 1:
+            raise ValueError
+        return batch[0]
+
+    async with opened(GrpcSink("http://127.0.0.1:1", method="/test.Store/Put", request=request)) as sink:
+        with pytest.raises(ValueError):
+            await sink.send([b"a", b"b"])
+
+
 async def test_files_of_tls_that_are_missing_are_named(tmp_path):
     with pytest.raises(bq.ConfigError, match=r"none.pem' cannot be read"):
         await OtlpSink("h:1", tls=Tls(ca=tmp_path / "none.pem")).open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from batchqueue_async.errors import ConfigError
+from batchqueue_async.errors import ConfigError, PermanentError, SinkError
 from batchqueue_async.sinks._shared.batch_key import batch_key
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks.base import SinkNeeds
@@ -86,6 +86,7 @@ class GrpcSink:
         self._deserializer = deserializer
         self._streaming = streaming
         self._judge = judge
+        self._works = False
         self._channel = GrpcChannel(
             target, headers=headers, token=token, compression=compression, timeout=timeout, tls=tls, retryable=retryable
         )
@@ -111,11 +112,37 @@ class GrpcSink:
         return await self._send(batch, {"idempotency-key": batch_key(keys)})
 
     async def _send(self, batch: Sequence[Any], extra: dict[str, str]) -> SendResult | None:
-        made = self._request(batch)
+        made = self._made(batch)
         answer = await self._channel.call(
             self._stub, iter(made) if self._streaming else made, f"call {self._name}", extra
         )
         return None if self._judge is None else self._judge(answer, len(batch))
+
+    def _made(self, batch: Sequence[Any]) -> Any:
+        """The request; a record that `request` fails for is that record's fault once it has worked for another."""
+        try:
+            made = self._request(batch)
+        except (SinkError, ConfigError):
+            raise
+        except Exception as error:
+            bad = [place for place, record in enumerate(batch) if self._fails(record)]
+            if not bad or not self._works:
+                raise  # nobody knows whose fault it is: it is sent again
+            raise PermanentError(
+                f"gRPC sink, {self._name}: request raised {type(error).__name__} for {len(bad)} of {len(batch)} "
+                "records",
+                culprits=bad,
+            ) from None
+        self._works = True
+        return made
+
+    def _fails(self, record: Any) -> bool:
+        try:
+            self._request([record])
+        except Exception:  # noqa: BLE001 - the user's function
+            return True
+        self._works = True
+        return False
 
     def _stub(self, channel: Any) -> Any:
         if not isinstance(self._method, str):
