@@ -137,11 +137,13 @@ chaos-spark: java $(STAMP) ## the kill campaigns of the Spark parts, longer: CHA
 
 .PHONY: chaos-intake
 chaos-intake: $(STAMP) ## consumers of brokers through outages and kills, CHAOS=20 times each
-	BATCHQUEUE_INTAKE_REPEATS=$(or $(CHAOS),20) $(BIN)/pytest -o timeout=7200 tests/intake -k outages
+	BATCHQUEUE_INTAKE_REPEATS=$(or $(CHAOS),20) BATCHQUEUE_INTAKE_SEEDS=$(or $(SEEDS_INTAKE),500) \
+		$(BIN)/pytest -o timeout=7200 tests/intake -k "outages or breaks or killed or random_programs or keys_keep"
 
 .PHONY: bench-intake
 bench-intake: $(BENCH_STAMP) ## consumers compared with their bare clients and FastStream, against real brokers; JSON in bench-results/
-	$(BIN)/python -m tests.benchmarks.intake.kafka --out bench-results/intake-kafka.json $(BENCH)
+	$(BIN)/python -m tests.benchmarks.intake --out bench-results/intake.json $(BENCH)
+	$(BIN)/python -m tests.benchmarks.intake.kafka --out bench-results/intake-kafka.json
 
 KILLS ?= 1000
 

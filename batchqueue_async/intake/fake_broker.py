@@ -18,6 +18,7 @@ from batchqueue_async.intake.ports import DeadLetter, Delivery, Epoch, Order, Ou
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from random import Random
 
     from batchqueue_async.intake.ports import Lane, Plan, Retries, Room, Taken
 
@@ -172,9 +173,11 @@ class FakeBroker:
             return number
         return zlib.crc32(key.encode() if isinstance(key, str) else key)
 
-    def consumer(self, handler: Any, *, name: str = "fake", **options: Any) -> FakeConsumer:
+    def consumer(
+        self, handler: Any, *, name: str = "fake", random: Random | None = None, **options: Any
+    ) -> FakeConsumer:
         """A consumer of this broker; the options are those of every consumer, dead letters go to `dead_letters`."""
-        return FakeConsumer(self, handler, name=name, **options)
+        return FakeConsumer(self, handler, name=name, random=random, **options)
 
     def replace(self, consumer: Consumer) -> None:
         """Let a consumer, before it is entered, consume from here."""
@@ -393,11 +396,12 @@ class FakeBroker:
         """Apply an outcome to deliveries."""
         for delivery in deliveries:
             record: _Record = delivery.record
+            if what == "kept":
+                self._note(what, record.id)
+                continue
             if not self.owned(session, delivery, what):
                 continue
             self._note(what, record.id)
-            if what == "kept":
-                continue
             if what in {"acked", "dead_lettered"}:
                 record.state = "done"
             else:
@@ -436,9 +440,9 @@ class FakeSession:
 
     async def settle(self, outcomes: Outcomes) -> None:
         """Apply outcomes."""
+        self._broker.settle(self, outcomes.kept, "kept")
         self._broker.settle(self, outcomes.acked, "acked")
         self._broker.settle(self, outcomes.released, "released")
-        self._broker.settle(self, outcomes.kept, "kept")
         if self._broker.kind == "kafka" and self._committing is None:
             self._committing = asyncio.get_running_loop().call_later(_COMMIT_EVERY, self._commit)
 
@@ -505,11 +509,13 @@ class FakeConsumer(Consumer):
     orders = frozenset({Order.PARTITION, Order.KEY})
     lane_orders = True
 
-    def __init__(self, broker: FakeBroker, handler: Any, *, name: str = "fake", **options: Any) -> None:
+    def __init__(
+        self, broker: FakeBroker, handler: Any, *, name: str = "fake", random: Random | None = None, **options: Any
+    ) -> None:
         self._broker = broker
         self.default_order = Order.PARTITION if broker.kind == "kafka" else None
         options.setdefault("dead_letters", "dead")
-        super().__init__(handler, IntakeConfig(**options), name=name)
+        super().__init__(handler, IntakeConfig(**options), name=name, random=random)
 
     def _lane(self, plan: Plan) -> Lane:
         return self._broker.lane(plan)

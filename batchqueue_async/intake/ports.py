@@ -278,10 +278,10 @@ class Outcomes(NamedTuple):
     """What became of deliveries since the last call of `settle`; none of a stale epoch.
 
     Attributes:
-        acked: they are done; in the order in which they finished.
-        released: they are given back at once, uncounted as far as the broker allows: our own stop.
-        kept: they failed, and the pool keeps them for another attempt: `delivery.attempt` has been raised. A broker
-            that can note the number does; for all others there is nothing to do.
+            acked: they are done; in the order in which they finished.
+            released: they are given back at once, uncounted as far as the broker allows: our own stop.
+            kept: they failed, and the pool keeps them for another attempt: `delivery.attempt` has been raised. A broker
+    that can note the number does, before it applies the others: one of these may be among them by now.
     """
 
     acked: list[Taken]

@@ -232,14 +232,15 @@ class Settlement:
                 self._counts.forward_errors += 1
                 self._gate.close(UNREACHABLE)
                 delay = max(0.05, self._backoff.delay(tries))
-                log.error(
-                    "dead_letter_not_published" if isinstance(outcome, DeadLetter) else "retry_not_published",
-                    consumer=self._name,
-                    message=delivery.id,
-                    tries=tries,
-                    delay=round(delay, 3),
-                    **log.describe(error),
-                )
+                if not tries & (tries - 1):  # the first, second, fourth ...: an outage does not fill the log
+                    log.error(
+                        "dead_letter_not_published" if isinstance(outcome, DeadLetter) else "retry_not_published",
+                        consumer=self._name,
+                        message=delivery.id,
+                        tries=tries,
+                        delay=round(delay, 3),
+                        **log.describe(error),
+                    )
                 await asyncio.sleep(delay)
                 continue
             if tries:

@@ -20,7 +20,7 @@ import batchqueue_async as bq
 from batchqueue_async.testing import FaultProxy
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(300)]
-TIMES = int(os.environ.get("BATCHQUEUE_INTAKE_RUNS", "1"))
+TIMES = int(os.environ.get("BATCHQUEUE_INTAKE_REPEATS", "1"))
 COUNT = 400
 
 

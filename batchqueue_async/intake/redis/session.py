@@ -187,15 +187,15 @@ class RedisSession:
     async def settle(self, outcomes: Outcomes) -> None:
         """Acknowledge in one command, give back by making entries claimable at once, and note attempts."""
         try:
-            if outcomes.acked:
-                await self._writer.xack(self._stream, self._group, *self._ids(outcomes.acked))
-            if outcomes.released:
-                await self._give_back(self._ids(outcomes.released))
             for each in outcomes.kept:
                 assert isinstance(each, RedisDelivery)  # noqa: S101 - there are no others here
                 await self._writer.xclaim(
                     self._stream, self._group, self._consumer, 0, [each.entry], retrycount=each.attempt, justid=True
                 )
+            if outcomes.acked:
+                await self._writer.xack(self._stream, self._group, *self._ids(outcomes.acked))
+            if outcomes.released:
+                await self._give_back(self._ids(outcomes.released))
         except Exception as error:
             raise self.lose(f"acknowledging failed: {type(error).__name__}") from error
 
