@@ -104,7 +104,27 @@ def fault_tests(tests: Path = TESTS) -> str:
     return "\n".join(lines)
 
 
-PARTS: dict[str, Callable[[], str]] = {"map": package_map, "tests by fault": fault_tests}
+def metrics() -> str:
+    """The table of metrics, by kind of component: names for Prometheus and OpenTelemetry, labels, and what they say."""
+    from batchqueue_async.observe.table import METRICS  # noqa: PLC0415 - the map needs nothing of the package
+
+    lines: list[str] = []
+    component = ""
+    for metric in METRICS:
+        if metric.of.name != component:
+            component = metric.of.name
+            shown = ", ".join(f"`{name}`" for name, _ in metric.of.labels) or "none"
+            lines += ["", f"### Per {component}", "", f"Labels: {shown}.", ""]
+            lines += ["| Prometheus | OpenTelemetry | kind | label of its own | |", "|---|---|---|---|---|"]
+        suffix = ".count`, `.sum" if metric.kind == "histogram" else ""
+        own = f"`{metric.by}`" if metric.by else ""
+        lines.append(
+            f"| `{metric.name}` | `{metric.otel_name}{suffix}` | {metric.kind} | {own} | {cell(metric.help)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {"map": package_map, "tests by fault": fault_tests, "metrics": metrics}
 
 
 def fill(text: str) -> str:

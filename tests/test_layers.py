@@ -96,6 +96,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "sinks.sqlite",
     ),
     "spark.pipelines": (*_CORE, "sinks", "sinks._shared", "spark"),
+    # It reads what registers itself, and names the classes of views for types.
+    "observe": (*_CORE, "queue", "runtime", "bridge", "durable", "export", "sinks"),
     "cli": (*_CORE, "durable", "durable.disk", "export", "sinks", "sinks.sqlite", "spark.pipelines"),
 }
 

@@ -118,7 +118,7 @@ def looked_at(read: Callable[[], S], *, looks: int = 8) -> S:
     for _ in range(looks - 1):
         try:
             return read()
-        except RuntimeError:  # the size of a table changed during its iteration
+        except (RuntimeError, LookupError, StopIteration):  # a table changed during its iteration, or was emptied
             time.sleep(0)  # let the loop finish the step that it is in
     return read()
 

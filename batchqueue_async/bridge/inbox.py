@@ -128,6 +128,7 @@ class ThreadInbox(Generic[T]):
         evicts: whether the oldest item makes room.
         pause: the moments in which the loop lets threads run.
         refused, dropped_before, dropped_after: what the loop has not counted yet.
+        wake_ups: how often the loop was asked to collect.
     """
 
     def __init__(self, queue: BatchQueue[T]) -> None:
@@ -147,6 +148,7 @@ class ThreadInbox(Generic[T]):
         self.refused = 0
         self.dropped_before = 0
         self.dropped_after = 0
+        self.wake_ups = 0
         self._shares: list[PartitionCredits[T]] = []
         self._turn: int | None = None
         self._width = 0
@@ -436,6 +438,7 @@ class ThreadInbox(Generic[T]):
                 f"queue {self.queue.name!r}: its event loop has ended; shut the queue down before the loop"
             ) from None
         self.waking = True
+        self.wake_ups += 1
         return True
 
     # -- on the queue's loop -------------------------------------------------------------------------------------

@@ -623,6 +623,13 @@ class DurableQueue:
         ]
         return min(found, default=None)
 
+    def segment_ages(self) -> list[tuple[int, float]]:
+        """Per segment its first number, and for how many seconds there has been that segment."""
+        now = self._now_ns()
+        return [
+            (entry.first, (now - entry.header.created_ns) * 1e-9) for _, entry in sorted(self._state.segments.items())
+        ]
+
     # What an owner that looks often asks, without a snapshot of everything
 
     @property
@@ -663,6 +670,11 @@ class DurableQueue:
     def now_ns(self) -> int:
         """The time on the clock of `Record.enqueued_at`, in nanoseconds."""
         return self._now_ns()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the queue lives on."""
+        return self._loop
 
     def stats(self) -> DurableStats:
         """A snapshot of every count."""

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from batchqueue_async.queue.stats import Distribution, Histogram
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -38,6 +40,14 @@ class Counters:
     compacted_bytes: int = 0
     rounds: int = 0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    sync_seconds: Histogram = field(default_factory=Histogram)
+
+    def took(self, seconds: Mapping[str, float], *, synced: int) -> None:
+        """A round of the writer took so long, by its parts, with so many syncs."""
+        for part, spent in seconds.items():
+            self.seconds[part] = self.seconds.get(part, 0.0) + spent
+        if synced:
+            self.sync_seconds.record(seconds.get("sync", 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +91,7 @@ class DurableStats:
         compactions: segments written anew without their settled records; compacted_bytes: the room that this gave back.
         rounds: rounds of the writer.
         seconds: where the writer's time goes: `write`, `sync`, `hints`.
+        sync_seconds: how long the syncs of a round took, of the rounds that had any.
 
     Example:
         >>> import asyncio, tempfile, batchqueue_async as bq
@@ -130,6 +141,7 @@ class DurableStats:
     compacted_bytes: int
     rounds: int
     seconds: Mapping[str, float]
+    sync_seconds: Distribution = field(default_factory=Distribution, repr=False)
 
 
 def snapshot(state: QueueState) -> DurableStats:
@@ -181,4 +193,5 @@ def snapshot(state: QueueState) -> DurableStats:
         compacted_bytes=counters.compacted_bytes,
         rounds=counters.rounds,
         seconds=dict(counters.seconds),
+        sync_seconds=counters.sync_seconds.summary(),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
 from batchqueue_async.errors import QueueClosedError
+from batchqueue_async.export.control.age_marks import AgeMarks
 from batchqueue_async.export.control.backoff import Backoff, Budget
 from batchqueue_async.export.control.concurrency import EWMA, Scaler, moved
 from batchqueue_async.export.control.rate import SendRate
@@ -92,6 +93,7 @@ class Engine:
         queue: the send queue, whichever it is.
         failover: the failover queue, if there is one.
         pipeline: the stages, if there are any.
+        ages: when the records in the send queue came in.
         kept: batches that wait for their repetition as they are.
         keeper: what keeps the leases of batches that wait.
         puller: what takes batches out of the send queue.
@@ -124,6 +126,7 @@ class Engine:
         self.pipeline: Pipeline | None = None
         self.queue: SendQueue
         self.rate: SendRate
+        self.ages: AgeMarks
         self.puller: Puller
         self.sender: BatchSender
         self.lifecycle: SinkLifecycle
@@ -170,6 +173,10 @@ class Engine:
         together, strict = is_kept_together(self._sink)
         self.rate = SendRate(config.rate, now)
         self.keeper = LeaseKeeper(self._loop, None if self.disk is None else self.disk.lease_time, self.kept)
+        self.ages = AgeMarks()
+        if self.disk is not None:
+            for first, age in self.disk.queue.segment_ages():
+                self.ages.note(first, now - age)
         context = ExportContext(
             loop=self._loop,
             name=self._name,
@@ -230,6 +237,22 @@ class Engine:
         workers = self._workers if self._scaler is None else self._scaler.workers
         return min(workers * self._config.sends_per_worker, self._most_sends)
 
+    def arrived(self, first: int, count: int) -> None:
+        """Records came into the send queue, the first of them with this number."""
+        self.ages.note(first, self._loop.time())
+        if self.ages.crowded:
+            self.ages.settled(self.queue.oldest)
+        self.puller.arrived(count)
+
+    def now(self) -> float:
+        """The loop's time."""
+        return self._loop.time()
+
+    @property
+    def oldest_age(self) -> float:
+        """How long the oldest record has been in the send queue, in seconds, at most; from any thread."""
+        return self.ages.age(self.queue.oldest, self._loop.time())
+
     def _limit(self) -> int:
         return self.gate.limit(self.workers)
 
@@ -248,6 +271,7 @@ class Engine:
 
     def _note_latency(self, seconds: float, records: int) -> None:
         self.counts.latency = moved(self.counts.latency, seconds, self._alpha)
+        self.counts.answered(seconds)
         if self._scaler is not None:
             busy = self.puller.active >= self._limit() and self.queue.records > self.queue.leased
             self._scaler.success(seconds, self._loop.time(), busy=busy, size=records)

@@ -10,6 +10,7 @@ What it is made of, and what makes it go, is in `engine`; here is what its users
 from __future__ import annotations
 
 import asyncio
+import time
 from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from batchqueue_async.export.control.breaker import BreakerState
     from batchqueue_async.export.delivery.sink_lifecycle import StartCheck
     from batchqueue_async.export.send_queue.protocol import Placed
+
+# How often `peek` looks for counts that add up, and for how many seconds those that did may stand for others.
+_LOOKS = 4
+_SEEN_FOR = 1.0
 
 
 class Exporter:
@@ -104,6 +109,7 @@ class Exporter:
         self._check_timeout = check_timeout
         self._forward = dead_letters
         self._undelivered = 0
+        self._seen: tuple[float, ExporterStats] | None = None
         self._phase = "new"
         self._closing: asyncio.Task[ExportReport] | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -257,7 +263,7 @@ class Exporter:
             count = sum([len(each.places) for each in placed])
             if count:
                 engine.counts.accepted_batches += 1
-                engine.puller.arrived(count)
+                engine.arrived(min(each.numbers.start for each in placed), count)
 
     def _check(self, *, opening: bool = False) -> None:
         if self._phase != "open" and not (opening and self._phase == "opening"):
@@ -337,6 +343,11 @@ class Exporter:
         return self._engine.gate.health.state if hasattr(self, "_engine") else "closed"
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that it lives on; None before it is opened."""
+        return self.__dict__.get("_loop")
+
+    @property
     def closed(self) -> bool:
         """Whether it takes nothing in: shut down, or never opened."""
         return self._phase != "open"
@@ -350,7 +361,8 @@ class Exporter:
     def peek(self) -> ExporterStats:
         """A snapshot of every count, from any thread and without waiting for the loop.
 
-        Amid a step of the loop two counts may be a step apart.
+        Called in the middle of a step of the loop, it looks again until the counts add up, or returns those of a moment
+        ago that did.
 
         Example:
             >>> import asyncio, batchqueue_async as bq
@@ -362,7 +374,16 @@ class Exporter:
             >>> asyncio.run(main())
             2
         """
-        return looked_at(self.stats)
+        stats = looked_at(self.stats)
+        for _ in range(_LOOKS):
+            if stats.adds_up:
+                self._seen = (time.monotonic(), stats)
+                return stats
+            time.sleep(0)  # let the loop finish the step that it is in
+            stats = looked_at(self.stats)
+        if self._seen is not None and time.monotonic() - self._seen[0] < _SEEN_FOR:
+            return self._seen[1]
+        return stats
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -502,6 +523,14 @@ def snapshot(name: str, config: ExportConfig, engine: Engine, undelivered: int =
         sends_in_flight=counts.sending,
         latency=counts.latency,
         last_error=counts.last_error,
+        last_error_at=counts.last_error_at,
+        last_success_at=counts.last_success_at,
+        oldest_age=engine.oldest_age,
+        next_send_in=gate.wait(engine.now()),
+        send_seconds=counts.send_seconds.summary(),
+        delivered_bytes=counts.delivered_bytes,
+        dead_kinds=dict(counts.dead_kinds),
+        newest_dead=tuple(counts.newest_dead),
         learned_rate=engine.rate.learned,
         undelivered=undelivered,
         failover_records=0 if failover is None else failover.records,

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from time import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from batchqueue_async.queue.stats import Distribution, Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from batchqueue_async.durable.stats import DurableStats
     from batchqueue_async.export.control.breaker import BreakerState
+
+
+NEWEST_DEAD = 20
+"""How many of the newest dead letters `ExporterStats` names."""
+
+
+class DeadBatch(NamedTuple):
+    """Records that were given up together, without the records.
+
+    Example:
+        >>> DeadBatch(at=1_700_000_000.0, records=2, reason="PermanentError: 400").records
+        2
+
+    Attributes:
+        at: when, in seconds since the epoch.
+        records: how many.
+        reason: why, in the sink's own words.
+    """
+
+    at: float
+    records: int
+    reason: str
+
+
+def kind_of(reason: str) -> str:
+    """The kind of a reason for giving up: the class of the error, or "exhausted" where attempts or time were over.
+
+    Example:
+        >>> kind_of("PermanentError: 400"), kind_of("5 attempts, and max_attempts=5; the last was ...")
+        ('PermanentError', 'exhausted')
+    """
+    name = reason.partition(":")[0]
+    return name if name.isidentifier() else "exhausted"
 
 
 class Counters:
@@ -20,9 +56,11 @@ class Counters:
         "accepted",
         "accepted_batches",
         "backoff",
+        "dead_kinds",
         "dead_lettered",
         "delivered",
         "delivered_batches",
+        "delivered_bytes",
         "disk_full",
         "failover_in",
         "failover_out",
@@ -30,12 +68,16 @@ class Counters:
         "forwarded",
         "isolations",
         "last_error",
+        "last_error_at",
+        "last_success_at",
         "latency",
+        "newest_dead",
         "pauses",
         "refused",
         "retries",
         "retry_failures",
         "retry_successes",
+        "send_seconds",
         "sending",
         "skipped",
         "splits",
@@ -54,6 +96,29 @@ class Counters:
         self.backoff = 0.0
         self.latency: float | None = None
         self.last_error: str | None = None
+        self.last_error_at: float | None = None
+        self.last_success_at: float | None = None
+        self.delivered_bytes = 0
+        self.send_seconds = Histogram()
+        self.dead_kinds: Counter[str] = Counter()
+        self.newest_dead: deque[DeadBatch] = deque(maxlen=NEWEST_DEAD)
+
+    def given_up(self, records: int, why: str) -> None:
+        """Records became dead letters."""
+        self.dead_lettered += records
+        self.dead_kinds[kind_of(why)] += records
+        self.newest_dead.append(DeadBatch(time(), records, why))
+        self.failed(why)
+
+    def failed(self, why: str) -> None:
+        """The sink refused something, in these words."""
+        self.last_error = why
+        self.last_error_at = time()
+
+    def answered(self, seconds: float) -> None:
+        """A send was answered after this time."""
+        self.send_seconds.record(seconds)
+        self.last_success_at = time()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +145,12 @@ class ExporterStats:
         accepted: records that `consume` confirmed; accepted_batches: the calls of which any came in.
         recovered: records that were on disk when the exporter was opened.
         refused: records that `consume` did not take, since there was no room.
-        delivered: records that the sink took; delivered_batches: its sends that succeeded, parts of batches included.
+        delivered: records that the sink took; delivered_batches: its sends that succeeded, parts of batches included;
+            delivered_bytes: their bytes, as `bytes` counts those of records.
         skipped: those of the delivered that the destination had already, by their keys.
         dead_lettered: records that were given up.
+        dead_kinds: those that were given up in this run, by the class of the error, or "exhausted" where attempts or
+            time were over; newest_dead: the last batches of them, without the records.
         dropped: records dropped by the send queue's bounds, by reason: `oldest`, `max_age`; `newest` and `too_large`,
             which were never accepted.
         records: records in the send queue, those under way included.
@@ -97,7 +165,11 @@ class ExporterStats:
             `server`, `retryable`, `auth`, `config`, `too_large`, `permanent`, `unexpected`, or a word of
             the sink's own.
         failures: all sends that failed, by kind.
-        last_error: the last failure in the sink's own words; None before the first.
+        last_error: the last failure in the sink's own words; None before the first. last_error_at: when that was, in
+            seconds since the epoch; last_success_at: when the sink last answered a send.
+        oldest_age: an upper bound, in seconds, on how long the oldest record has been in the send queue; 0 when empty.
+        next_send_in: seconds until anything may be sent again: 0 while nothing keeps it, None while a probe is out.
+        send_seconds: how long the sink took to answer.
         splits: batches halved because they were too large; isolations: because they held what is refused for good.
         backoff: seconds that the batch that failed last is put off.
         breaker: the circuit breaker's state.
@@ -151,6 +223,14 @@ class ExporterStats:
     sends_in_flight: int = 0
     latency: float | None = None
     last_error: str | None = None
+    last_error_at: float | None = None
+    last_success_at: float | None = None
+    oldest_age: float = 0.0
+    next_send_in: float | None = 0.0
+    send_seconds: Distribution = field(default_factory=Distribution, repr=False)
+    delivered_bytes: int = 0
+    dead_kinds: Mapping[str, int] = field(default_factory=dict[str, int])
+    newest_dead: tuple[DeadBatch, ...] = field(default=(), repr=False)
     learned_rate: float | None = None
     undelivered: int = 0
     failover_records: int = 0
@@ -160,6 +240,12 @@ class ExporterStats:
     failover_out: int = 0
     failover_evicted: int = 0
     durable: DurableStats | None = field(default=None, repr=False)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether every record that was accepted is in exactly one place."""
+        gone = self.delivered + self.dead_lettered + self.dropped_after + self.failover_evicted + self.undelivered
+        return self.accepted + self.recovered == gone + self.records + self.failover_records
 
     @property
     def dropped_after(self) -> int:

@@ -25,6 +25,7 @@ from batchqueue_async.errors import RetryableError, UnhandledTypeError
 from batchqueue_async.queue.deadlock import acting_for
 from batchqueue_async.queue.limiter import CallLimiter
 from batchqueue_async.queue.own_context import has_left, restore_context
+from batchqueue_async.queue.stats import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -50,20 +51,21 @@ class HandlerEntry(Generic[T]):
 
     Attributes:
         timeout: how many seconds a call may take, by its own options or the queue's.
-        calls, items, seconds: of its calls so far; estimates where rounds had many calls, see `Dispatcher.run`.
+        calls, items: of its calls so far; estimates where rounds had many calls, see `Dispatcher.run`.
+        durations: the seconds of its calls, likewise.
         failed: items of its calls that failed.
     """
 
     __slots__ = (
         "calls",
         "consume",
+        "durations",
         "failed",
         "handler",
         "items",
         "label",
         "on_idle",
         "options",
-        "seconds",
         "timeout",
         "turns",
     )
@@ -74,7 +76,7 @@ class HandlerEntry(Generic[T]):
         self.label = label
         self.turns = turns
         self.calls = self.items = self.failed = 0
-        self.seconds = 0.0
+        self.durations = Histogram()
         self.replace(handler, options, timeout)
 
     def replace(self, handler: Handler[T], options: HandlerOptions, timeout: float | None) -> None:
@@ -218,7 +220,7 @@ class Dispatcher(Generic[T]):
     def _renew(self, kind: type, old: HandlerEntry[T]) -> HandlerEntry[T]:
         """Another entry for the type: calls that wait are too large for the next handler, and are grouped anew."""
         new = HandlerEntry(old.label, old.handler, old.options, old.turns, old.timeout)
-        new.calls, new.items, new.failed, new.seconds = old.calls, old.items, old.failed, old.seconds
+        new.calls, new.items, new.failed, new.durations = old.calls, old.items, old.failed, old.durations
         old.retire()
         self._note_idler(old)
         self.entries[kind] = new
@@ -347,6 +349,7 @@ class Dispatcher(Generic[T]):
                 self._without_handler(round_, items)
                 continue
             count = len(items)
+            took: float | None = None
             try:
                 sizes[count] += 1
             except KeyError:
@@ -372,8 +375,7 @@ class Dispatcher(Generic[T]):
                     self.sizes.undo(count)
                     self._without_handler(round_, items)
                 else:
-                    if timed:
-                        entry.seconds += (clock() - began) * timed
+                    took = clock() - began
                     await self._not_handled(round_, entry, items, error, context)
                     began = clock()  # neither `on_error` nor a backoff is the handler's time
             else:
@@ -384,7 +386,7 @@ class Dispatcher(Generic[T]):
                 return
             if timed:
                 ended = clock()
-                entry.seconds += (ended - began) * timed
+                entry.durations.record(ended - began if took is None else took, timed)
                 entry.calls += timed
                 entry.items += count * timed
                 began = ended

@@ -149,12 +149,15 @@ class QueueObserver(Generic[T]):
             queue_latency=self._latency.summary(),
             loop_lag=loop_lag,
             handlers=tuple(
-                HandlerStats(each.label, each.calls, each.items, each.failed, each.seconds)
+                HandlerStats(
+                    each.label, each.calls, each.items, each.failed, each.durations.total, each.durations.summary()
+                )
                 for each in self._dispatcher.all_entries()
             ),
             last_error=self._dispatcher.errors.last(),
             used_bytes=sum(each.used_bytes for each in each_partition),
             capacity_bytes=_sum_or_none(each.capacity_bytes for each in each_partition),
+            wake_ups=0 if self._inbox is None else self._inbox.wake_ups,
         )
 
 

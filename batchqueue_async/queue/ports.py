@@ -20,6 +20,11 @@ class ThreadInbox(Protocol):
         """Take nothing in any more."""
         ...
 
+    @property
+    def wake_ups(self) -> int:
+        """How often the loop was asked to collect."""
+        ...
+
     def uncollected(self) -> int:
         """How many items have come in that `collect` has not moved yet; from any thread, without a lock."""
         ...

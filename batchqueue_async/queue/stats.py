@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchqueue_async._support.last_error import LastError
 
-_STEPS = 4
-_LOWEST = 1e-6
-_BUCKETS = 33 * _STEPS
+STEPS = 4
+"""Buckets per doubling: those of an OpenTelemetry histogram of scale 2, since the grid begins at a power of two."""
+LOWEST = 2.0**-20
+"""The upper edge of bucket 0, which holds what is not above it: about a millionth."""
 
 
 class Counters:
@@ -31,7 +32,10 @@ class Counters:
 
 
 class Histogram:
-    """Counts of positive values in buckets that grow by the fourth root of 2, so percentiles err by under 20 %."""
+    """Counts of positive values in buckets that grow by the fourth root of 2, so percentiles err by under 20 %.
+
+    Bucket k holds values above `LOWEST * 2 ** ((k - 1) / STEPS)`, up to and including `LOWEST * 2 ** (k / STEPS)`.
+    """
 
     __slots__ = ("buckets", "count", "largest", "total")
 
@@ -46,7 +50,7 @@ class Histogram:
         self.count += times
         self.total += value * times
         self.largest = max(self.largest, value)
-        place = int(math.log2(value / _LOWEST) * _STEPS) + 1 if value > _LOWEST else 0
+        place = math.ceil(math.log2(value / LOWEST) * STEPS) if value > LOWEST else 0
         self.buckets[place] = self.buckets.get(place, 0) + times
 
     def copy(self) -> Histogram:
@@ -58,26 +62,36 @@ class Histogram:
 
     def percentile(self, share: float) -> float:
         """The value that `share` of all values do not exceed, up to the width of its bucket."""
-        wanted = share * self.count
-        seen = 0
-        for place, count in sorted(self.buckets.items()):
-            seen += count
-            if seen >= wanted:
-                return min(self.largest, _LOWEST * 2 ** (place / _STEPS))
-        return 0.0
+        buckets = sorted(self.buckets.copy().items())
+        return _percentile(buckets, share * sum(count for _, count in buckets), self.largest)
 
     def summary(self) -> Distribution:
-        """A frozen summary of what was counted so far."""
-        if not self.count:
+        """A frozen summary of what was counted so far; another thread may call it while values are counted."""
+        total, largest = self.total, self.largest
+        # A copy is one step of the interpreter. The count is that of the copy, so that the two always agree.
+        buckets = sorted(self.buckets.copy().items())
+        count = sum([times for _, times in buckets])
+        if not count:
             return Distribution()
         return Distribution(
-            count=self.count,
-            mean=self.total / self.count,
-            p50=self.percentile(0.50),
-            p95=self.percentile(0.95),
-            p99=self.percentile(0.99),
-            max=self.largest,
+            count=count,
+            mean=total / count,
+            p50=_percentile(buckets, 0.50 * count, largest),
+            p95=_percentile(buckets, 0.95 * count, largest),
+            p99=_percentile(buckets, 0.99 * count, largest),
+            max=largest,
+            total=total,
+            buckets=tuple(buckets),
         )
+
+
+def _percentile(buckets: list[tuple[int, int]], wanted: float, largest: float) -> float:
+    seen = 0
+    for place, count in buckets:
+        seen += count
+        if seen >= wanted:
+            return min(largest, LOWEST * 2 ** (place / STEPS))
+    return 0.0
 
 
 class Sizes:
@@ -133,6 +147,9 @@ class Distribution:
         p95: the value that 95 % do not exceed.
         p99: the value that 99 % do not exceed.
         max: the largest, exact.
+        total: their sum.
+        buckets: how many values there are per bucket, as (k, count) with rising k, empty ones left out. Bucket k ends,
+            inclusively, at `2 ** (k / 4 - 20)`; bucket 0 begins at 0.
     """
 
     count: int = 0
@@ -141,6 +158,38 @@ class Distribution:
     p95: float = 0.0
     p99: float = 0.0
     max: float = 0.0
+    total: float = 0.0
+    buckets: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+
+    def since(self, before: Distribution) -> Distribution:
+        """What was counted after an earlier summary of the same values; `max` is the upper edge of its last bucket.
+
+        Example:
+            >>> histogram = Histogram()
+            >>> histogram.record(1.0)
+            >>> early = histogram.summary()
+            >>> histogram.record(4.0, times=2)
+            >>> late = histogram.summary().since(early)
+            >>> late.count, late.p50, late.total
+            (2, 4.0, 8.0)
+        """
+        known = dict(before.buckets)
+        buckets = [(k, more) for k, times in self.buckets if (more := times - known.get(k, 0)) > 0]
+        count = sum([times for _, times in buckets])
+        if not count:
+            return Distribution()
+        largest = min(self.max, LOWEST * 2 ** (buckets[-1][0] / STEPS))
+        total = max(0.0, self.total - before.total)
+        return Distribution(
+            count=count,
+            mean=total / count,
+            p50=_percentile(buckets, 0.50 * count, largest),
+            p95=_percentile(buckets, 0.95 * count, largest),
+            p99=_percentile(buckets, 0.99 * count, largest),
+            max=largest,
+            total=total,
+            buckets=tuple(buckets),
+        )
 
 
 def _used_ratio(used: int, capacity: int, used_bytes: int, capacity_bytes: int | None) -> float:
@@ -218,6 +267,7 @@ class HandlerStats:
         items: how many items they had.
         failed: items of calls that failed or timed out; exact.
         seconds: how long they took, the waits for their turn included.
+        durations: how long each call took.
     """
 
     name: str
@@ -225,6 +275,7 @@ class HandlerStats:
     items: int
     failed: int
     seconds: float
+    durations: Distribution = field(default_factory=Distribution, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +323,7 @@ class QueueStats:
         age: seconds since the numbers were read; above 0 only where `peek` found none that added up.
         used_bytes: what the waiting items take; 0 without `buffer_bytes`.
         capacity_bytes: how many bytes all partitions can hold; None without `buffer_bytes`.
+        wake_ups: how often threads have woken the loop for what they put in; 0 without a bridge.
     """
 
     name: str
@@ -298,6 +350,7 @@ class QueueStats:
     age: float = 0.0
     used_bytes: int = 0
     capacity_bytes: int | None = None
+    wake_ups: int = 0
 
     @property
     def adds_up(self) -> bool:

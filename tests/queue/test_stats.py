@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 
@@ -50,7 +51,7 @@ async def test_a_snapshot_of_every_field():
         "oldest_age": 0.5,
         "partitions": None,
         "workers": None,
-        "batch_sizes": dataclasses.asdict(bq.Distribution(2, 2.0, 2.0, 2.0, 2.0, 2.0)),
+        "batch_sizes": dataclasses.asdict(bq.Distribution(2, 2.0, 2.0, 2.0, 2.0, 2.0, 4.0, ((84, 2),))),
         "queue_latency": dataclasses.asdict(stats.queue_latency),
         "loop_lag": stats.loop_lag,
         "handlers": (dataclasses.asdict(bq.HandlerStats("consumer", calls=0, items=0, failed=0, seconds=0.0)),),
@@ -58,6 +59,7 @@ async def test_a_snapshot_of_every_field():
         "age": 0.0,
         "used_bytes": 0,
         "capacity_bytes": None,
+        "wake_ups": 0,
     }
     assert stats.queue_latency.count == 2
     assert stats.queue_latency.max == 0.0
@@ -168,3 +170,25 @@ def test_an_empty_histogram_and_values_below_its_reach():
     tiny = Histogram()
     tiny.record(0.0, times=3)
     assert (tiny.count, tiny.percentile(0.99)) == (3, 0.0)
+
+
+def test_buckets_begin_at_a_power_of_two_and_hold_their_upper_edge():
+    histogram = Histogram()
+    for value in (2.0**-20, 2.0**-19, 2.0**-19 * 1.0001, 0.5, 1.0, 1.0001, 4096.0):
+        histogram.record(value)
+    assert histogram.summary().buckets == ((0, 1), (4, 1), (5, 1), (76, 1), (80, 1), (81, 1), (128, 1))
+    assert histogram.summary().total == pytest.approx(histogram.total)
+
+
+async def test_each_call_of_a_handler_is_timed_once_failed_or_not():
+    async def handle(batch):
+        await asyncio.sleep(2.0)
+        if batch[0] == 1:
+            raise ValueError
+
+    queue = make(consumer=handle, max_batch=1)
+    await queue.produce_many([0, 1, 2])
+    await queue.flush(timeout=60)
+    (stats,) = check(queue).handlers
+    assert (stats.calls, stats.failed, stats.durations.count, stats.durations.total) == (3, 1, 3, 6.0)
+    assert stats.seconds == stats.durations.total

@@ -115,8 +115,7 @@ class QueueState:
         """Take in what the writer has done; the frames that are safe now, which become ready."""
         counters = self.counters
         counters.rounds += 1
-        for part, seconds in outcome.seconds.items():
-            counters.seconds[part] = counters.seconds.get(part, 0.0) + seconds
+        counters.took(outcome.seconds, synced=outcome.synced)
         counters.sync_errors += outcome.sync_errors
         counters.syncs += outcome.synced
         counters.rotations += len(outcome.opened)

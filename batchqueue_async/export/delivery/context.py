@@ -74,7 +74,7 @@ class ExportContext:
         """Nothing can be sent as we are set up: the credentials are refused, or something can't be read."""
         was = self.gate.auth.state
         self.gate.refused(permit, self.now())
-        self.counts.last_error = reason(error)
+        self.counts.failed(reason(error))
         if was == "closed" and self.gate.auth.state == "open":
             self.counts.pauses += 1
             log.error(

@@ -63,8 +63,7 @@ class DeadLetters:
             log.error("dead_letters_failed", exporter=context.name, records=len(places), **describe(error))
             await batch.nack(context.backoff.ceiling(batch.attempts), places, reason="dead_letters_failed")
             return
-        context.counts.dead_lettered += gone
-        context.counts.last_error = why
+        context.counts.given_up(gone, why)
         log.warning("records_given_up", exporter=context.name, records=gone, reason=why)
         if self._keep:
             self._remember(records, why)

@@ -273,7 +273,7 @@ class BatchSender:
         counts, gate, now = context.counts, context.gate, context.now()
         disposition, kind = classify(error)
         counts.failures[kind] += 1
-        counts.last_error = reason(error)
+        counts.failed(reason(error))
         if batch.attempts > 1:
             counts.retry_failures[kind] += 1
         asked = context.backoff.asked(error.retry_after) if isinstance(error, RetryableError) else None
@@ -445,6 +445,7 @@ class BatchSender:
             async for part in _portions(batch, places):
                 done = await batch.ack(part)
                 counts.delivered += done
+                counts.delivered_bytes += batch.weight * done // len(batch)
             self.count_delivered(batch, skipped)
             self._waiters.settled(numbers, None)
 
@@ -493,7 +494,7 @@ class BatchSender:
         for error, part in refused:
             disposition, kind = classify(error)
             context.counts.failures[kind] += 1
-            context.counts.last_error = reason(error)
+            context.counts.failed(reason(error))
             if disposition is Disposition.PAUSE:
                 paused += part
             elif disposition in SENT_AGAIN:

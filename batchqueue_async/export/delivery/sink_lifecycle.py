@@ -75,7 +75,7 @@ class SinkLifecycle:
         hopeless = disposition in (Disposition.GIVE_UP, Disposition.SPLIT)
         if hopeless or (check == "fail" and not passing):
             raise error
-        self._context.counts.last_error = reason(error)
+        self._context.counts.failed(reason(error))
 
     async def ready(self) -> float | None:
         """See to it that it is open: 0, or the seconds until the next attempt; None is when something changes."""
@@ -97,7 +97,7 @@ class SinkLifecycle:
         self._attempts += 1
         disposition, kind = classify(error)
         context.counts.failures[kind] += 1
-        context.counts.last_error = reason(error)
+        context.counts.failed(reason(error))
         if disposition is Disposition.PAUSE:
             context.pause(error, permit)
             return context.gate.wait(context.now())

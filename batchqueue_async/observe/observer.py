@@ -1,0 +1,101 @@
+"""Looks at the process on behalf of all who ask: one look serves them, and what has to be remembered is kept here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async.observe.dashboard import Frame, frame_of
+from batchqueue_async.observe.rates import RateTracker
+from batchqueue_async.observe.snapshot import take_snapshot
+from batchqueue_async.observe.status import StatusTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchqueue_async.observe.snapshot import ProcessSnapshot
+    from batchqueue_async.observe.status import Phase, Status
+    from batchqueue_async.runtime.manager import BatchQueueManager
+
+FRESH = 0.2
+"""Seconds for which one look serves all who ask."""
+FRAME_EVERY = 0.9
+"""Seconds between two frames: each is compared with the one before, and many pages share them."""
+HISTORY = 600
+"""Frames that a page is given at its start: ten minutes."""
+
+
+class Observer:
+    """Snapshots, statuses and frames of this process, from any thread.
+
+    Example:
+        >>> observer = Observer()
+        >>> snapshot, status = observer.look()
+        >>> status.live
+        True
+    """
+
+    def __init__(
+        self,
+        manager: BatchQueueManager | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._clock = clock
+        # Those who ask are on the ops thread and, where the application is mounted, on others.
+        self._lock = threading.Lock()
+        self._rates = RateTracker()
+        self._statuses = StatusTracker()
+        self._last: tuple[float, ProcessSnapshot, Status] | None = None
+        self._before: ProcessSnapshot | None = None
+        self._frame: Frame | None = None
+        self._framed_at = 0.0
+        self._history: deque[list[float | None]] = deque(maxlen=HISTORY)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the program, "starting", "running" or "draining": only while it runs is it ready."""
+        return self._statuses.phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        with self._lock:
+            self._statuses.phase = phase
+            self._last = None
+
+    def look(self) -> tuple[ProcessSnapshot, Status]:
+        """The process now, or as somebody saw it a moment ago."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> tuple[ProcessSnapshot, Status]:
+        now = self._clock()
+        if self._last is None or now - self._last[0] >= FRESH:
+            snapshot = take_snapshot(self._manager, rates=self._rates.of)
+            self._last = (now, snapshot, self._statuses.see(snapshot))
+        return self._last[1:]
+
+    def frame(self) -> Frame:
+        """What the page shows now, or showed less than `FRAME_EVERY` seconds ago."""
+        with self._lock:
+            now = self._clock()
+            if self._frame is None or now - self._framed_at >= FRAME_EVERY:
+                snapshot, status = self._look()
+                self._frame, self._before = frame_of(snapshot, status, self._before), snapshot
+                self._framed_at = now
+                self._history.append(self._frame.point())
+            return self._frame
+
+    def history(self) -> list[list[float | None]]:
+        """The charts' points of the last frames, the oldest first."""
+        with self._lock:
+            return list(self._history)
+
+    def as_json(self, value: Any) -> bytes:
+        """A value as JSON; dataclasses as objects, and what is infinite as null."""
+        import msgspec  # noqa: PLC0415 - only for who asks for JSON
+
+        return msgspec.json.encode(value)

@@ -1,0 +1,335 @@
+"""Everything of the process that has statistics, read at one moment, from any thread and without asking a loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from batchqueue_async._support import forks
+from batchqueue_async._support.registry import registered
+from batchqueue_async.observe.loop_beats import beats
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from batchqueue_async._support.registry import Registered
+    from batchqueue_async.bridge.stats import BridgeStats
+    from batchqueue_async.durable.stats import DurableStats
+    from batchqueue_async.export.stats import ExporterStats
+    from batchqueue_async.observe.rates import ExporterRates
+    from batchqueue_async.queue.stats import QueueStats
+    from batchqueue_async.runtime.manager import BatchQueueManager
+
+STARTED = time.time()
+"""When this process began to be watched, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    """A queue at one moment.
+
+    Attributes:
+        name: its name; where two queues of the process have the same, the later one's has a number.
+        stats: its numbers.
+        closed: whether it takes nothing any more.
+        waits: whether producers wait for room, so that a full queue loses and refuses nothing.
+        loop: the name of its loop.
+        consumer: the exporter that is its handler, by name; None where it is another.
+        feeds: the queues into which its handlers produce.
+    """
+
+    name: str
+    stats: QueueStats
+    closed: bool = False
+    waits: bool = True
+    loop: str = "main"
+    consumer: str | None = None
+    feeds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterView:
+    """An exporter at one moment.
+
+    Attributes:
+        name: its name.
+        sink: the class of its sink.
+        stats: its numbers.
+        rates: what comes in and is delivered per second, and what follows from that; None before the second look.
+        overflow: what happens when its send queue is full.
+        on_disk: whether its send queue is on disk.
+        closed: whether it takes nothing any more.
+        loop: the name of its loop.
+    """
+
+    name: str
+    sink: str
+    stats: ExporterStats
+    rates: ExporterRates | None = None
+    overflow: str = "drop_oldest"
+    on_disk: bool = False
+    closed: bool = False
+    loop: str = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskView:
+    """A durable queue at one moment: an exporter's, whose name it has, or one that is used by itself."""
+
+    name: str
+    stats: DurableStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeView:
+    """A bridge at one moment."""
+
+    name: str
+    stats: BridgeStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerView:
+    """A consumer of a broker at one moment, with the statistics that it gives."""
+
+    name: str
+    kind: str
+    stats: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkQueryView:
+    """One query of a Spark pipeline at one moment."""
+
+    pipeline: str
+    name: str
+    progress: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopView:
+    """An event loop at one moment.
+
+    Attributes:
+        name: its thread's name, "main" for the main thread.
+        lag: seconds by which it is late.
+    """
+
+    name: str
+    lag: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSnapshot:
+    """The process at one moment.
+
+    Example:
+        >>> import asyncio, batchqueue_async as bq
+        >>> async def main() -> list[str]:
+        ...     async with bq.BatchQueueManager() as manager:
+        ...         manager.create("spans", bq.QueueConfig())
+        ...         return [queue.name for queue in take_snapshot(manager).queues]
+        >>> asyncio.run(main())
+        ['spans']
+
+    Attributes:
+        at: when it was taken, in seconds since the epoch.
+        started: when the process began to be watched.
+        version: that of this library; python: that of Python.
+        pid: the process's number.
+        queues, exporters, disks, bridges, consumers, queries, loops: what there is.
+        unreadable: what could not be read, as "kind/name".
+    """
+
+    at: float
+    started: float = STARTED
+    version: str = ""
+    python: str = ""
+    pid: int = 0
+    queues: tuple[QueueView, ...] = ()
+    exporters: tuple[ExporterView, ...] = ()
+    disks: tuple[DiskView, ...] = ()
+    bridges: tuple[BridgeView, ...] = ()
+    consumers: tuple[ConsumerView, ...] = ()
+    queries: tuple[SparkQueryView, ...] = ()
+    loops: tuple[LoopView, ...] = ()
+    unreadable: tuple[str, ...] = field(default=())
+
+
+class Names:
+    """A name of its own for each thing of a kind: a later one of the same name gets a number, and keeps it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: dict[tuple[str, str], weakref.ref[Any]] = {}
+        self._given: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child there is nothing that had a name."""
+        self._lock = threading.Lock()
+        self._taken = {}
+        self._given = weakref.WeakKeyDictionary()
+
+    def of(self, kind: str, name: str, thing: Any) -> str:
+        """The name of a thing."""
+        with self._lock:
+            given = self._given.get(thing)
+            if given is None:
+                given, number = name, 1
+                while (kind, given) in self._taken and self._taken[kind, given]() not in {None, thing}:
+                    number += 1
+                    given = f"{name}#{number}"
+                self._taken[kind, given] = weakref.ref(thing)
+                self._given[thing] = given
+            return given
+
+    def ended(self, there: set[int]) -> None:
+        """Free the names of things that are no longer there, by their ids."""
+        with self._lock:
+            for key, reference in list(self._taken.items()):
+                thing = reference()
+                if thing is None or id(thing) not in there:
+                    del self._taken[key]
+                    if thing is not None:
+                        self._given.pop(thing, None)
+
+
+_names = Names()
+
+
+def _loop_name(thing: Any) -> str:
+    loop: asyncio.AbstractEventLoop | None = thing.loop
+    return "" if loop is None else beats.of(loop).name or "main"
+
+
+def take_snapshot(
+    manager: BatchQueueManager | None = None,
+    *,
+    rates: Callable[[str, ExporterStats, float], ExporterRates | None] | None = None,
+) -> ProcessSnapshot:
+    """Read everything of the process that has statistics.
+
+    Args:
+        manager: whose queues are shown; those of every manager when None.
+        rates: computes an exporter's rates from its name, its numbers and the time.
+    """
+    now = time.time()
+    everything = registered()
+    _names.ended({id(each.thing) for each in everything})
+    only = None if manager is None else set(manager.queues())
+    named = [
+        (each.kind, _names.of(each.kind, each.name, each.thing), each)
+        for each in everything
+        if only is None or each.kind != "queue" or each.thing in only
+    ]
+    reader = _Reader(now, rates, {id(each.thing): name for kind, name, each in named if kind == "exporter"})
+    for kind, name, each in named:
+        try:
+            reader.read(kind, name, each)
+        except Exception:  # noqa: BLE001 - one thing that has just ended, or a consumer's own fault, hides no other
+            reader.unreadable.append(f"{kind}/{name}")
+    return reader.snapshot()
+
+
+class _Reader:
+    """Collects the views of one snapshot."""
+
+    def __init__(self, now: float, rates: Any, exporters: dict[int, str]) -> None:
+        self._now = now
+        self._rates = rates
+        self._names_of_exporters = exporters
+        self._loops: dict[int, tuple[str, float]] = {}
+        self._queues: list[QueueView] = []
+        self._exporters: list[ExporterView] = []
+        self._disks: list[DiskView] = []
+        self._own_disks: list[DiskView] = []
+        self._paths: set[str] = set()
+        self._bridges: list[BridgeView] = []
+        self._consumers: list[ConsumerView] = []
+        self._queries: list[SparkQueryView] = []
+        self.unreadable: list[str] = []
+
+    def read(self, kind: str, name: str, each: Registered) -> None:
+        """Read one thing."""
+        thing = each.thing
+        if getattr(thing, "loop", None) is not None:
+            self._see_loop(thing.loop)
+        if kind == "queue":
+            self._queues.append(self._queue(name, thing))
+        elif kind == "exporter":
+            self._exporter(name, thing)
+        elif kind == "durable_queue":
+            self._paths_of(name, thing)
+        elif kind == "bridge":
+            self._bridges.append(BridgeView(name=name, stats=thing.peek()))
+        elif kind == "pipeline":
+            self._queries += [SparkQueryView(pipeline=name, name=each.name, progress=each) for each in thing.peek()]
+        elif kind == "consumer":
+            self._consumers.append(ConsumerView(name=name, kind=type(thing).__name__, stats=thing.peek()))
+
+    def _see_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        if id(loop) not in self._loops:
+            beat = beats.of(loop)
+            self._loops[id(loop)] = (beat.name or "main", beat.lag())
+
+    def _queue(self, name: str, thing: Any) -> QueueView:
+        config = thing.config
+        return QueueView(
+            name=name,
+            stats=thing.peek(),
+            closed=thing.closed,
+            waits=config.strategy.name == "BLOCKING",
+            loop=_loop_name(thing),
+            consumer=self._names_of_exporters.get(id(config.consumer)),
+            feeds=tuple(config.feeds),
+        )
+
+    def _exporter(self, name: str, thing: Any) -> None:
+        stats: ExporterStats = thing.peek()
+        self._exporters.append(
+            ExporterView(
+                name=name,
+                sink=type(thing.sink).__name__,
+                stats=stats,
+                rates=None if self._rates is None else self._rates(name, stats, self._now),
+                overflow=thing.config.overflow,
+                on_disk=thing.config.path is not None,
+                closed=thing.closed,
+                loop=_loop_name(thing),
+            )
+        )
+        if stats.durable is not None:
+            self._disks.append(DiskView(name=name, stats=stats.durable))
+            self._paths.add(os.path.realpath(thing.config.path))
+
+    def _paths_of(self, name: str, thing: Any) -> None:
+        # An exporter's own queue registers before the exporter does; which it is, is known at the end.
+        self._own_disks.append(DiskView(name=os.path.realpath(thing.path), stats=thing.peek()))
+        del name
+
+    def snapshot(self) -> ProcessSnapshot:
+        """What was read."""
+        loops: dict[str, float] = {}
+        for name, lag in self._loops.values():
+            loops[name] = max(lag, loops.get(name, 0.0))
+        return ProcessSnapshot(
+            at=self._now,
+            version=str(getattr(sys.modules["batchqueue_async"], "__version__", "")),
+            python=sys.version.split()[0],
+            pid=os.getpid(),
+            queues=tuple(self._queues),
+            exporters=tuple(self._exporters),
+            disks=(*self._disks, *(disk for disk in self._own_disks if disk.name not in self._paths)),
+            bridges=tuple(self._bridges),
+            consumers=tuple(self._consumers),
+            queries=tuple(self._queries),
+            loops=tuple(LoopView(name=name, lag=lag) for name, lag in loops.items()),
+            unreadable=tuple(self.unreadable),
+        )
