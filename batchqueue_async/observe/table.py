@@ -45,6 +45,11 @@ SPARK = Component(
 PROCESS = Component(name="process", views=lambda each: (each,), labels=())
 
 BREAKER_STATES = ("closed", "open", "half_open")
+FAILURES = (
+    *("throttled", "timeout", "refused", "network", "server", "auth"),
+    *("config", "too_large", "permanent", "retryable", "unexpected"),
+)
+"""The kinds of failed sends that the library names."""
 
 
 class _Row(Protocol[View_co]):
@@ -138,7 +143,8 @@ def _dropped(view: ExporterView) -> dict[str, int]:
 
 def _dead(view: ExporterView) -> dict[str, int]:
     """By kind, and what an earlier count does not explain, as "other", so that the kinds add up to the whole."""
-    kinds = dict(view.stats.dead_kinds)
+    # A series has to begin at 0: what it begins with is no increase for Prometheus.
+    kinds = dict.fromkeys(("PermanentError", "TooLargeError", "exhausted"), 0) | dict(view.stats.dead_kinds)
     if other := view.stats.dead_lettered - sum(kinds.values()):
         kinds["other"] = max(0, other)
     return kinds
@@ -146,7 +152,7 @@ def _dead(view: ExporterView) -> dict[str, int]:
 
 def _sends(view: ExporterView) -> dict[str, int]:
     stats = view.stats
-    return {"delivered": stats.delivered_batches, **dict(stats.failures)}
+    return {"delivered": stats.delivered_batches, **dict.fromkeys(FAILURES, 0), **dict(stats.failures)}
 
 
 def _retries(view: ExporterView) -> dict[str, int]:

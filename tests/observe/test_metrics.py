@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
-from servers import base
+from servers.prometheus import promtool
 from test_docs import ROOT
 
 import batchqueue_async as bq
@@ -25,18 +25,6 @@ from batchqueue_async.observe.metric import cumulated
 from batchqueue_async.observe.prometheus import as_text, families, number
 from batchqueue_async.observe.table import METRICS
 from batchqueue_async.queue.stats import Histogram
-
-
-def promtool():
-    try:
-        return base.apt_program("promtool", "prometheus")
-    except base.UnavailableError as error:
-        base.MISSING["promtool"] = str(error)
-        import os
-
-        if os.environ.get("CI"):
-            pytest.fail(f"promtool cannot be had, and CI demands it: {error}")
-        pytest.skip(f"promtool cannot be had: {error}")
 
 
 async def busy(path, look):

@@ -113,7 +113,7 @@ async def test_the_status_of_components():
     config = bq.ExportConfig(breaker=bq.BreakerPolicy(threshold=1, reset_timeout=60.0), drain_timeout=0.0)
     async with bq.Exporter(away, config, name="lake") as exporter, observe.serve("127.0.0.1:0") as ops:
         await exporter.consume(["a secret"])
-        while exporter.breaker == "closed":  # noqa: ASYNC110 - nothing announces it
+        while exporter.breaker == "closed":
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         answers = await asyncio.gather(
@@ -348,7 +348,7 @@ async def test_mounted_in_an_application_of_the_programs_own():
                 ),
             ]
 
-        while not server.started:  # noqa: ASYNC110 - uvicorn sets a flag
+        while not server.started:
             await asyncio.sleep(0.01)
         assert await asyncio.to_thread(look) == [200, 401, 200, 200, 200]
         server.should_exit = True

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.parse
 import urllib.request
 
+import pytest
+
+from . import base
 from .base import Server, apt_program
 
 
@@ -40,3 +44,14 @@ class PrometheusServer(Server):
         with urllib.request.urlopen(f"http://{self.address}/api/v1/query?{asked}", timeout=10) as response:
             found = json.load(response)["data"]["result"]
         return [(each["metric"], [(at, float(value)) for at, value in each["values"]]) for each in found]
+
+
+def promtool() -> str:
+    """The program that checks metrics and rules; without it the test is skipped, and under CI it fails."""
+    try:
+        return apt_program("promtool", "prometheus")
+    except base.UnavailableError as error:
+        base.MISSING["promtool"] = str(error)
+        if os.environ.get("CI"):
+            pytest.fail(f"promtool cannot be had, and CI demands it: {error}", pytrace=False)
+        pytest.skip(f"promtool cannot be had: {error}")
