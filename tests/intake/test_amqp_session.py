@@ -240,6 +240,18 @@ class TestEnds:
             await proxy.switch("pass")
             await broker.reaches(50)
 
+    @pytest.mark.parametrize("fault", ["half_open", "mute", "reset"])
+    async def test_in_25_an_ack_on_a_lost_line_neither_hangs_nor_raises(self, rabbit_server, name, reader, fault):
+        async with side(rabbit_server, name) as broker, FaultProxy(rabbit_server.address) as proxy:
+            await broker.publish(*[b"x"] * 30)
+            async with session(rabbit_server, name, address=proxy.address, reader=reader) as found:
+                taken = await take(found, 30)
+                await proxy.switch(fault)
+                async with asyncio.timeout(LIMIT):
+                    for one in reversed(taken):
+                        await found.settle(acked(one))
+                    await found.end()
+
     @pytest.mark.parametrize("fault", ["half_open", "mute"])
     async def test_in_23_a_silent_line_is_noticed(self, rabbit_server, name, fault):
         async with (

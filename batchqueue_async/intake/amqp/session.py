@@ -178,12 +178,15 @@ class AmqpSession:
             if frames:
                 self._factory.writer.write(frames)
             return
-        for tag in settlement.returned:
-            await self._channel.basic_nack(tag, requeue=True, wait=False)
-        if settlement.upto:
-            await self._channel.basic_ack(settlement.upto, multiple=True, wait=False)
-        for tag in settlement.alone:
-            await self._channel.basic_ack(tag, wait=False)
+        try:
+            for tag in settlement.returned:
+                await self._channel.basic_nack(tag, requeue=True, wait=False)
+            if settlement.upto:
+                await self._channel.basic_ack(settlement.upto, multiple=True, wait=False)
+            for tag in settlement.alone:
+                await self._channel.basic_ack(tag, wait=False)
+        except Exception as error:  # noqa: BLE001 - the client learned before us that the line broke
+            self._lose(f"the line broke at an acknowledgement: {type(error).__name__}")
 
     def _arrived(self, envelope: Envelope, body: bytes, raw: bytes) -> None:
         self._put(
