@@ -266,10 +266,14 @@ class FakeBroker:
         session = FakeSession(self, plan)
         self._sessions.append(session)
         if self.kind == "kafka":
-            async with self._turn:
-                moving = [each for each in self._partitions if each.owner is not None]
-                await self._revoke(moving, 15.0)
-                self._assign()
+            try:
+                async with self._turn:
+                    moving = [each for each in self._partitions if each.owner is not None]
+                    await self._revoke(moving, 15.0)
+                    self._assign()
+            except BaseException:  # whoever joined does not wait any longer: so it is not a member
+                self.leave(session)
+                raise
         return session
 
     def leave(self, session: FakeSession) -> None:
