@@ -44,8 +44,12 @@ def method_of(value: object, name: str) -> Callable[..., Any] | None:
     """A method that an object really has, such as `consume`.
 
     A callable that creates attributes on demand, as a mock does, does not count as having them: it is called itself.
+    Nor does an object whose attribute raises: a property is foreign code.
     """
-    found: Callable[..., Any] | None = getattr(value, name, None)
+    try:
+        found: Callable[..., Any] | None = getattr(value, name, None)
+    except Exception:  # noqa: BLE001 - whatever a property raises, its handler may be amid a drain
+        return None
     if not callable(found) or (callable(value) and not _defines(value, name)):
         return None
     return found
@@ -105,6 +109,10 @@ def handler_problem(value: object) -> Unfit | None:
 
 def _hook_problem(value: object, name: str) -> Unfit | None:
     """What keeps a handler's further method from being called, if it has it."""
+    try:
+        getattr(value, name, None)
+    except Exception as error:  # noqa: BLE001 - of a property, whatever it is
+        return Unfit(f"has an {name} that raises {type(error).__name__}", f"make it async def {name}(self)")
     hook = method_of(value, name)
     if hook is None:
         return None

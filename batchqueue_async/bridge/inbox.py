@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import threading
+from collections import deque
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -154,6 +155,10 @@ class ThreadInbox(Generic[T]):
         self._width = 0
         self._met: list[type] = []
         """Types that came in and the queue's router has not met."""
+        self._unloaded: deque[tuple[PartitionCredits[T], list[T], bool]] = deque()
+        """The loop's: what it has taken out and not put into the partitions yet, and whether routes had changed."""
+        self._to_meet: list[type] = []
+        self._placing = False
         self._forked = False
         self._epoch = 0
         self._renew_lock()
@@ -366,11 +371,14 @@ class ThreadInbox(Generic[T]):
 
     def _give_back(self) -> list[Any]:
         self._hand_in_counts()
-        return [item for share in self._shares for item in share.unload()]
+        for share in self._shares:
+            self._unloaded.append((share, share.unload(), False))
+        return [item for _, items, _ in self._unloaded for item in items]
 
     def uncollected(self) -> int:
         """How many items have come in that the loop has not seen; from any thread, without the lock."""
-        return sum(len(share.items) for share in tuple(self._shares))
+        unloaded = sum(len(items) for _, items, _ in tuple(self._unloaded))
+        return unloaded + sum(len(share.items) for share in tuple(self._shares))
 
     def hand_in_counts(self) -> None:
         """Have the queue count what was turned away or dropped here."""
@@ -455,14 +463,16 @@ class ThreadInbox(Generic[T]):
     def meet_partitions(self) -> None:
         """Get to know new partitions and routes, and borrow places.
 
-        What came in by the old routes is placed one by one first, under the same lock, so that no item is placed by
-        a route that has changed since, and none passes an earlier one of its type.
+        What came in by the old routes is taken out under the same lock, and placed before what comes in by the new
+        ones: so no item is placed by a route that has changed since, and none passes an earlier one of its type.
         """
         if self.queue.config.buffer_bytes is not None:
             return  # places alone let nothing in there: each call asks the loop
         router = self._router
         new = [PartitionCredits(self, partition) for partition in router.partitions[len(self._shares) :]]
-        if not self.guarded(self._take_routes, new):
+        open_ = self.guarded(self._take_routes, new)
+        self._place()
+        if not open_:
             return
         for share in new if not self.evicts else ():
             share.partition.credits = share
@@ -471,7 +481,7 @@ class ThreadInbox(Generic[T]):
     def _take_routes(self, new: list[PartitionCredits[T]]) -> bool:
         """Under the lock; False when the inbox is closed."""
         router = self._router
-        self._move_in(rerouted=True)
+        self._unload(rerouted=True)
         self._epoch += 1
         for share in self._shares:
             share.send_away()
@@ -491,14 +501,16 @@ class ThreadInbox(Generic[T]):
     def collect(self) -> None:
         """Move what came in into the partitions, where every item has its place already."""
         inside = self.is_held_here()
-        for share in self.guarded(self._collect, inside):
+        waiting = self.guarded(self._collect, inside)
+        self._place()
+        for share in waiting:
             share.refill()
             share.queue_up()
 
     def _collect(self, inside: bool) -> list[PartitionCredits[T]]:  # noqa: FBT001 - see `is_held_here`
         """Under the lock; the shares in whose line somebody stands."""
         self.waking = False
-        self._move_in(rerouted=False)
+        self._unload(rerouted=False)
         waiting: list[PartitionCredits[T]] = []
         for share in self._shares:
             if share.line:
@@ -507,25 +519,44 @@ class ThreadInbox(Generic[T]):
                     share.balance()
         return waiting
 
-    def _move_in(self, *, rerouted: bool) -> None:
+    def _unload(self, *, rerouted: bool) -> None:
+        """Under the lock: take out what came in. It is placed later, for that may call the user's code."""
         self._hand_in_counts()
-        for kind in self._met:
-            # The hash of a class may be the user's: its items come in all the same.
-            with contextlib.suppress(Exception):
-                self._router.route_of_type(kind)
+        self._to_meet += self._met
         self._met = []
         for share in self._shares:
             if share.items:
-                self._intake.take_in(share.partition, share.unload(), rerouted=rerouted)
+                self._unloaded.append((share, share.unload(), rerouted))
+
+    def _place(self) -> None:
+        """Without the lock: put what was taken out into the partitions, in order."""
+        if self._placing:
+            return  # the user's code has come back here: whoever placed the items before goes on with these
+        self._placing = True
+        try:
+            self._meet_types()
+            while self._unloaded:
+                share, items, rerouted = self._unloaded.popleft()
+                self._intake.take_in(share.partition, items, rerouted=rerouted)
+        finally:
+            self._placing = False
+
+    def _meet_types(self) -> None:
+        met, self._to_meet = self._to_meet, []
+        for kind in met:
+            # The hash of a class may be the user's: its items come in all the same.
+            with contextlib.suppress(Exception):
+                self._router.route_of_type(kind)
 
     def close(self) -> None:
         """Take in what came, then nothing more; everybody in line is sent away."""
         self.guarded(self._close)
+        self._place()
         for share in self._shares:
             share.partition.credits = None
 
     def _close(self) -> None:
-        self.collect()
+        self._unload(rerouted=False)
         self.shut()
 
     # -- when nobody is on the loop any more ---------------------------------------------------------------------

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from contextvars import Context
 
-    from batchqueue_async.config import Handler, QueueConfig
+    from batchqueue_async.config import Handler, HandlerRetry, QueueConfig
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.round import Call, Chunk, Round
@@ -492,7 +492,7 @@ class Dispatcher(Generic[T]):
         """Wait before the next call; False if the round was given up meanwhile."""
         if round_.drain.stopping:
             raise asyncio.CancelledError  # the handler, or `on_error`, has made something else of its cancellation
-        delay = max(self._retry.delay(attempt), min(_asked_delay(error), self._retry.max_delay))
+        delay = max(_own_delay(self._retry, attempt), min(_asked_delay(error), self._retry.max_delay))
         log.warning(
             "handler_retried",
             queue=self.name,
@@ -706,6 +706,15 @@ def _own_list(
         own.add(entry)
         lists[entry] = lists[entry].copy() if entry in lists else []
     return lists[entry]
+
+
+def _own_delay(retry: HandlerRetry, attempt: int) -> float:
+    """The policy's delay; the longest that it allows where its class is the user's, and gives nothing of the kind."""
+    try:
+        delay = float(retry.delay(attempt))
+    except Exception:  # noqa: BLE001 - see above
+        return retry.max_delay
+    return delay if 0.0 <= delay <= retry.max_delay else retry.max_delay
 
 
 def _asked_delay(error: BaseException) -> float:

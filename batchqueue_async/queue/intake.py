@@ -226,14 +226,9 @@ class Intake(Generic[T]):
     def _take_in_anew(self, partition: Partition[T], items: list[T], *, evicts: bool) -> None:
         """The same one by one, each where it belongs by now."""
         keep = isinstance(self._router.selector, RoundRobin)  # it has no order, and one partition is as good as another
-        failed: list[Exception] = []
+        failed: list[BaseException] = []
         for item in items:
-            route: Route[T] = partition
-            if not keep:
-                try:
-                    route = self._router.route(item)
-                except Exception as error:  # noqa: BLE001 - the selector is the user's; an accepted item stays here
-                    failed.append(error)
+            route: Route[T] = partition if keep else self._route_or(partition, item, failed)
             if evicts:
                 if not route.offer(item):
                     self._make_way(route, item)
@@ -249,6 +244,17 @@ class Intake(Generic[T]):
         if failed:
             fields = describe(failed[0])
             log.warning("selector_failed", queue=self.name, partition=partition.index, items=len(failed), **fields)
+            ends = [error for error in failed if not isinstance(error, Exception)]
+            if ends:
+                raise ends[0]  # an exit, say: it takes effect when every item has its place
+
+    def _route_or(self, partition: Partition[T], item: T, failed: list[BaseException]) -> Route[T]:
+        """Where an accepted item goes; it stays in its partition if that can't be found out."""
+        try:
+            return self._router.route(item)
+        except BaseException as error:  # noqa: BLE001 - the selector is the user's, and the item is accepted
+            failed.append(error)
+            return partition
 
     # -- waiting for room ----------------------------------------------------------------------------------------
 

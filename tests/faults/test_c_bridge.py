@@ -10,6 +10,7 @@ import textwrap
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import thread_storm
@@ -865,3 +866,77 @@ def test_c_18_a_waiter_that_never_left_the_line_holds_nobody_up():
         assert waiting.outcome()
         queue.flush(timeout=PATIENCE)
     assert handler.items == ["first", "second", "third"]
+
+
+# -- C-19: what the loop asks of the user's code, it asks without a lock -------------------------------------------
+
+
+def _amid_a_move(bridge: bq.SyncBridge, selector: Any, handled: list[int]) -> tuple[Any, threading.Event]:
+    """A queue that grows while its handler is busy: where a thread's item goes, the loop asks the selector again."""
+    gate = threading.Event()
+
+    async def handle(batch: list[int]) -> None:
+        handled.extend(batch)
+        while not gate.is_set():  # noqa: ASYNC110 - a thread opens it
+            await asyncio.sleep(0.005)
+
+    grows = bq.PartitionPolicy.adaptive()
+    config = bq.QueueConfig(partitions=grows, workers=bq.WorkerPolicy.fixed(2), selector=selector)
+    queue = bridge.get_or_create("q", config)
+    queue.add_handler(int, handle)
+    assert queue.produce_many(range(10)) == 10
+    queue.add_handler(str, handle, weight=50.0)
+    return queue, gate
+
+
+def _on_the_loop() -> bool:
+    return threading.current_thread().name.startswith("batchqueue-bridge")
+
+
+@pytest.mark.real_time
+def test_c_19_a_selector_may_wait_for_a_thread_that_produces():
+    asked, answered, handled = threading.Event(), threading.Event(), []
+    in_time: list[bool] = []
+
+    def select(item: int, count: int) -> int:
+        if _on_the_loop() and item >= 100 and not asked.is_set():
+            asked.set()
+            in_time.append(answered.wait(10))
+        return item % count
+
+    def produce_when_asked() -> None:
+        assert asked.wait(10)
+        queue.produce(1000)
+        answered.set()
+
+    with bq.SyncBridge() as bridge:
+        queue, gate = _amid_a_move(bridge, select, handled)
+        other = threading.Thread(target=produce_when_asked)
+        other.start()
+        assert queue.produce_many([100, 101]) == 2
+        other.join()
+        gate.set()
+        queue.flush(10)
+    assert in_time == [True]
+    assert sorted(handled) == [*range(10), 100, 101, 1000]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_c_19_a_selector_that_ends_the_loop_loses_no_item(error):
+    asked, handled = threading.Event(), []
+
+    def select(item: int, count: int) -> int:
+        if _on_the_loop() and item >= 100 and not asked.is_set():
+            asked.set()
+            raise error
+        return item % count
+
+    bridge = bq.SyncBridge()
+    queue, gate = _amid_a_move(bridge, select, handled)
+    assert queue.produce_many(range(100, 120)) == 20
+    assert asked.wait(10)
+    gate.set()
+    report = bridge.close(timeout=5)["q"]
+    assert report.accepted == 30
+    assert report.handled + report.failed + len(report.undelivered) == 30

@@ -496,3 +496,59 @@ async def test_a_hash_that_fails_once_ends_no_drain_task(left, adaptive):
     assert (stats.handled, stats.failed + stats.unhandled) == (1, 2)
     await queue.deliver([Item(1)])
     check_report(await queue.shutdown())
+
+
+class _RaisingPolicy(bq.HandlerRetry):
+    def delay(self, attempt: int) -> float:
+        raise RuntimeError(attempt)
+
+
+class _OddPolicy(bq.HandlerRetry):
+    def delay(self, attempt: int) -> float:
+        return [float("nan"), -1.0, float("inf"), "soon"][attempt - 1]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("policy", [_RaisingPolicy, _OddPolicy])
+async def test_c_20_a_retry_policy_that_gives_no_delay_ends_no_drain_task(policy):
+    handler = RecordingHandler[int](fail=lambda batch: bq.RetryableError() if batch == [1] else None)
+    queue = make(consumer=handler, max_batch=1, retry=policy(max_delay=7.0))
+    await queue.produce_many([1, 2])
+    began = asyncio.get_running_loop().time()
+    await queue.flush(timeout=60)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(4 * 7.0)
+    report = await queue.shutdown()
+    assert (report.handled, report.failed) == (1, 1)
+
+
+class _FailingClose(RecordingHandler[int]):
+    spoilt = False
+
+    @property
+    def on_close(self) -> object:
+        if self.spoilt:
+            raise RuntimeError
+        return None
+
+
+async def test_c_20_an_on_close_that_can_not_be_looked_up_keeps_no_other_from_its_end():
+    queue, closed = make(), []
+
+    class Closing(RecordingHandler[str]):
+        async def on_close(self) -> None:
+            closed.append(self)
+
+    failing = _FailingClose()
+    queue.add_handler(int, failing)
+    queue.add_handler(str, Closing())
+    failing.spoilt = True
+    assert (await queue.shutdown()).undelivered == []
+    assert len(closed) == 1
+
+
+async def test_c_20_a_handler_whose_hooks_can_not_be_looked_up_is_refused():
+    failing = _FailingClose()
+    failing.spoilt = True
+    queue = make()
+    with pytest.raises(bq.ConfigError, match="has an on_close that raises RuntimeError; make it async def on_close"):
+        queue.add_handler(int, failing)
+    await queue.shutdown()
