@@ -48,7 +48,7 @@ def method_of(value: object, name: str) -> Callable[..., Any] | None:
     """
     try:
         found: Callable[..., Any] | None = getattr(value, name, None)
-    except Exception:  # noqa: BLE001 - whatever a property raises, its handler may be amid a drain
+    except Exception:  # noqa: BLE001 - a property may raise anything, and its handler may be amid a drain
         return None
     if not callable(found) or (callable(value) and not _defines(value, name)):
         return None
@@ -111,7 +111,7 @@ def _hook_problem(value: object, name: str) -> Unfit | None:
     """What keeps a handler's further method from being called, if it has it."""
     try:
         getattr(value, name, None)
-    except Exception as error:  # noqa: BLE001 - of a property, whatever it is
+    except Exception as error:  # noqa: BLE001 - a property may raise anything
         return Unfit(f"has an {name} that raises {type(error).__name__}", f"make it async def {name}(self)")
     hook = method_of(value, name)
     if hook is None:

@@ -243,7 +243,7 @@ class DrainTask(Generic[T]):
                         continue
                 delay = self.rules.backoff(idle_rounds)
                 parked = delay >= self.rules.max_idle and not self.dispatch.wants_idle()
-                await self._nap(None if parked else delay)
+                await self._nap(None if parked else delay, idle=True)
                 idle_rounds += 1
 
     async def _idle(self) -> None:
@@ -304,7 +304,9 @@ class DrainTask(Generic[T]):
             since = partition.since
             start = partition.removed
             runs = partition.take_runs(budget)
-            if partition.listed:
+            if ready and ready[-1] is partition:
+                pass  # a finalizer or a signal handler has produced meanwhile, and listed it anew
+            elif partition.listed:
                 ready.append(partition)
                 partition.note_rest(now)
             elif partition.marks:
@@ -454,9 +456,11 @@ class DrainTask(Generic[T]):
 
     # -- resting -------------------------------------------------------------------------------------------------
 
-    async def _nap(self, delay: float | None) -> None:
-        """Sleep for `delay` seconds, or without an end for None; `wake` cuts it short."""
+    async def _nap(self, delay: float | None, *, idle: bool = False) -> None:
+        """Sleep for `delay` seconds, or without an end for None; `wake` cuts it short, and an item if it is `idle`."""
         self._sleeper = sleeper = self.loop.create_future()
+        if idle and self.ready:  # a finalizer or a signal handler has produced since it was looked at
+            return
         timer = None if delay is None else self.loop.call_later(delay, self.wake)
         try:
             await sleeper

@@ -609,14 +609,16 @@ class Partition(Place, Generic[T]):
 
     def take_runs(self, most: int) -> list[tuple[type | None, list[T]]]:
         """The same, as runs of items: of one type where the run names it, of any type else."""
-        count = self.qsize()
-        if count <= most and not (self.waiters or self.credits):
+        if self.qsize() <= most and not (self.waiters or self.credits):
+            # In this order, for a finalizer or a signal handler may produce between any two steps: what comes in from
+            # here on lists the partition anew.
+            self.listed = False
+            self._set_fast_slots(NO_SLOTS)
             runs = self._open_runs()
             if self._sealed:
                 runs = [*self._all_sealed(), *runs]
+            count = len(runs[0][1]) if len(runs) == 1 else sum(len(run) for _, run in runs)
             self.removed += count
-            self.listed = False
-            self._set_fast_slots(NO_SLOTS)
             if self.byte_room is not None:
                 self.byte_room.take(count)
             return runs
