@@ -877,7 +877,7 @@ def _amid_a_move(bridge: bq.SyncBridge, selector: Any, handled: list[int]) -> tu
 
     async def handle(batch: list[int]) -> None:
         handled.extend(batch)
-        while not gate.is_set():  # noqa: ASYNC110 - a thread opens it
+        while not gate.is_set():  # a thread opens it
             await asyncio.sleep(0.005)
 
     grows = bq.PartitionPolicy.adaptive()
