@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F")
 
-API = 1
+API = 2
 """The same number as in hotpath.c: a file that was built from older sources is not used."""
 
 
@@ -40,16 +40,28 @@ accelerated: bool = _found is not None
 # What type checkers see are the names of the Python.
 if TYPE_CHECKING or _found is None:
     Countdown = pure.Countdown
+    Door = pure.Door
     Entrance = pure.Entrance
+    Inbox = pure.Inbox
+    InboxLock = pure.InboxLock
     Place = pure.Place
+    Share = pure.Share
+    group_by_type = pure.group_by_type
     one_type = pure.one_type
+    put_credits = pure.put_credits
     put_run = pure.put_run
     sort_run = pure.sort_run
 else:
     Countdown = _found.Countdown
+    Door = _found.Door
     Entrance = _found.Entrance
+    Inbox = _found.Inbox
+    InboxLock = _found.InboxLock
     Place = _found.Place
+    Share = _found.Share
+    group_by_type = _found.group_by_type
     one_type = _found.one_type
+    put_credits = _found.put_credits
     put_run = _found.put_run
     sort_run = _found.sort_run
 

@@ -25,7 +25,7 @@
 #endif
 
 /* Raised whenever Python and C have to change together: a file that was built before is then not used. */
-#define API 1
+#define API 2
 
 /* -- Countdown: itertools.repeat(None, n), whose count can be read and taken from C ------------------------------- */
 
@@ -290,6 +290,365 @@ entrance_put(PyObject *op, PyObject *item)
         return put;
     }
     return place_put(route, item);
+}
+
+/* -- the bridge: InboxLock, Share, Inbox, Door -------------------------------------------------------------------- */
+
+/* threading.RLock, of which C can see whether anybody has it. `count` is 0 exactly while nobody does. */
+typedef struct {
+    PyObject_HEAD
+    PyThread_type_lock lock;
+    unsigned long owner;
+    unsigned long count;
+} InboxLock;
+
+static PyTypeObject InboxLockType;
+
+static PyObject *
+lock_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    if (!PyArg_ParseTuple(args, ":InboxLock")) {
+        return NULL;
+    }
+    InboxLock *self = (InboxLock *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->lock = PyThread_allocate_lock();
+    if (self->lock == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static void
+lock_dealloc(PyObject *op)
+{
+    InboxLock *self = (InboxLock *)op;
+    if (self->lock != NULL) {
+        if (self->count != 0) {
+            PyThread_release_lock(self->lock);
+        }
+        PyThread_free_lock(self->lock);
+    }
+    Py_TYPE(op)->tp_free(op);
+}
+
+/* lock.acquire(): a signal's handler runs during the wait, and an error of it ends the wait without the lock. */
+static PyObject *
+lock_acquire(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    InboxLock *self = (InboxLock *)op;
+    unsigned long me = PyThread_get_thread_ident();
+    if (self->count != 0 && self->owner == me) {
+        self->count++;
+        Py_RETURN_TRUE;
+    }
+    if (!PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
+        PyLockStatus status;
+        do {
+            Py_BEGIN_ALLOW_THREADS
+            status = PyThread_acquire_lock_timed(self->lock, -1, 1);
+            Py_END_ALLOW_THREADS
+            if (status == PY_LOCK_INTR && Py_MakePendingCalls() < 0) {
+                return NULL;
+            }
+        } while (status != PY_LOCK_ACQUIRED);
+    }
+    self->owner = me;
+    self->count = 1;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *
+lock_release(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    InboxLock *self = (InboxLock *)op;
+    if (self->count == 0 || self->owner != PyThread_get_thread_ident()) {
+        PyErr_SetString(PyExc_RuntimeError, "cannot release un-acquired lock");
+        return NULL;
+    }
+    if (--self->count == 0) {
+        self->owner = 0;
+        PyThread_release_lock(self->lock);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+lock_is_owned(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    InboxLock *self = (InboxLock *)op;
+    return PyBool_FromLong(self->count != 0 && self->owner == PyThread_get_thread_ident());
+}
+
+static PyObject *
+lock_exit(PyObject *op, PyObject *Py_UNUSED(args))
+{
+    return lock_release(op, NULL);
+}
+
+static PyMethodDef lock_methods[] = {
+    {"acquire", lock_acquire, METH_NOARGS, "Wait for the lock, and take it."},
+    {"release", lock_release, METH_NOARGS, "Give the lock back."},
+    {"_is_owned", lock_is_owned, METH_NOARGS, "Whether this thread has the lock."},
+    {"__enter__", lock_acquire, METH_NOARGS, NULL},
+    {"__exit__", lock_exit, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject InboxLockType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.InboxLock",
+    .tp_doc = "A lock that its holder may take again.",
+    .tp_basicsize = sizeof(InboxLock),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = lock_new,
+    .tp_dealloc = lock_dealloc,
+    .tp_methods = lock_methods,
+};
+
+/* The fields of PartitionCredits that a thread's producer uses. */
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t free;
+    PyObject *items;
+} Share;
+
+static PyTypeObject ShareType;
+
+static int
+share_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(((Share *)op)->items);
+    return 0;
+}
+
+static int
+share_clear(PyObject *op)
+{
+    Py_CLEAR(((Share *)op)->items);
+    return 0;
+}
+
+static void
+share_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    share_clear(op);
+    Py_TYPE(op)->tp_free(op);
+}
+
+static PyMemberDef share_members[] = {
+    {"free", T_PYSSIZET, offsetof(Share, free), 0, NULL},
+    {"items", T_OBJECT_EX, offsetof(Share, items), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject ShareType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.Share",
+    .tp_doc = "Places for the items of other threads, and the items that have taken some.",
+    .tp_basicsize = sizeof(Share),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = share_dealloc,
+    .tp_traverse = share_traverse,
+    .tp_clear = share_clear,
+    .tp_members = share_members,
+};
+
+/* PartitionCredits.add, where the oldest item does not make room: 1, 0 for the Python, -1 for want of memory. */
+static int
+share_put(PyObject *op, PyObject *item)
+{
+    if (!PyObject_TypeCheck(op, &ShareType)) {
+        return 0;
+    }
+    Share *share = (Share *)op;
+    if (share->free <= 0 || share->items == NULL || !PyList_CheckExact(share->items)) {
+        return 0;
+    }
+    if (PyList_Append(share->items, item) < 0) {
+        return -1;
+    }
+    share->free--;
+    return 1;
+}
+
+/* The fields of ThreadInbox that a thread's producer uses. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *only;
+    PyObject *by_type;
+    PyObject *lock;
+    char waking;
+} Inbox;
+
+static PyTypeObject InboxType;
+
+static int
+inbox_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Inbox *self = (Inbox *)op;
+    Py_VISIT(self->only);
+    Py_VISIT(self->by_type);
+    Py_VISIT(self->lock);
+    return 0;
+}
+
+static int
+inbox_clear(PyObject *op)
+{
+    Inbox *self = (Inbox *)op;
+    Py_CLEAR(self->only);
+    Py_CLEAR(self->by_type);
+    Py_CLEAR(self->lock);
+    return 0;
+}
+
+static void
+inbox_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    inbox_clear(op);
+    Py_TYPE(op)->tp_free(op);
+}
+
+static PyMemberDef inbox_members[] = {
+    {"only", T_OBJECT_EX, offsetof(Inbox, only), 0, NULL},
+    {"by_type", T_OBJECT_EX, offsetof(Inbox, by_type), 0, NULL},
+    {"lock", T_OBJECT_EX, offsetof(Inbox, lock), 0, NULL},
+    {"waking", T_BOOL, offsetof(Inbox, waking), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject InboxType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.Inbox",
+    .tp_doc = "What the hot path reads of an inbox: its lock, its shares, and whether the loop was asked to collect.",
+    .tp_basicsize = sizeof(Inbox),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = inbox_dealloc,
+    .tp_traverse = inbox_traverse,
+    .tp_clear = inbox_clear,
+    .tp_members = inbox_members,
+};
+
+/* Whether a thread may put something in now, in one step: nobody has the lock, and the loop is on its way. Nobody can
+ * take the lock before the step has ended, since this thread has the GIL until then. */
+static int
+inbox_is_open(Inbox *self)
+{
+    return self->waking && self->lock != NULL && Py_IS_TYPE(self->lock, &InboxLockType)
+           && ((InboxLock *)self->lock)->count == 0;
+}
+
+/* The field of SyncQueue that a thread's producer uses. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *inbox;
+} Door;
+
+static PyTypeObject DoorType;
+
+static int
+door_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(((Door *)op)->inbox);
+    return 0;
+}
+
+static int
+door_clear(PyObject *op)
+{
+    Py_CLEAR(((Door *)op)->inbox);
+    return 0;
+}
+
+static void
+door_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    door_clear(op);
+    Py_TYPE(op)->tp_free(op);
+}
+
+static PyMemberDef door_members[] = {
+    {"_inbox", T_OBJECT_EX, offsetof(Door, inbox), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject DoorType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.Door",
+    .tp_doc = "What the hot path reads of a queue's bridge: its inbox.",
+    .tp_basicsize = sizeof(Door),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = door_dealloc,
+    .tp_traverse = door_traverse,
+    .tp_clear = door_clear,
+    .tp_members = door_members,
+};
+
+/* SyncQueue.produce(item), as far as the item's share is known and has a place, and the loop was asked to collect. */
+static PyObject *
+step_thread_produce(PyObject *Py_UNUSED(function), PyObject *op, PyObject *item)
+{
+    PyObject *found = ((Door *)op)->inbox;
+    if (found == NULL || !PyObject_TypeCheck(found, &InboxType)) {
+        return NULL;
+    }
+    Inbox *inbox = (Inbox *)Py_NewRef(found);
+    PyObject *share = NULL;
+    int put = 0;
+    if (inbox_is_open(inbox)) { /* where another thread is in there, nothing is looked up twice */
+        if (inbox->only != NULL && inbox->only != Py_None) {
+            share = Py_NewRef(inbox->only);
+        }
+        else if (inbox->by_type != NULL && PyDict_CheckExact(inbox->by_type)) {
+            PyObject *by_type = Py_NewRef(inbox->by_type);
+            share = Py_XNewRef(find_by_type(by_type, Py_TYPE(item)));
+            Py_DECREF(by_type);
+        }
+        if (share == NULL && PyErr_Occurred()) {
+            put = -1;
+        }
+        /* The look-up may have run code of the user's, and other threads: look again. */
+        else if (share != NULL && inbox_is_open(inbox)) {
+            put = share_put(share, item);
+        }
+    }
+    Py_XDECREF(share);
+    Py_DECREF(inbox);
+    return put > 0 ? Py_NewRef(Py_True) : NULL;
+}
+
+/* SyncQueue.produce_many(list), as far as all items go to the only share, which has places for them. */
+static PyObject *
+step_thread_produce_many(PyObject *Py_UNUSED(function), PyObject *op, PyObject *batch)
+{
+    Inbox *inbox = (Inbox *)((Door *)op)->inbox;
+    if (inbox == NULL || !PyObject_TypeCheck((PyObject *)inbox, &InboxType) || !inbox_is_open(inbox)) {
+        return NULL;
+    }
+    if (!PyList_CheckExact(batch) || inbox->only == NULL || !PyObject_TypeCheck(inbox->only, &ShareType)) {
+        return NULL;
+    }
+    Share *share = (Share *)inbox->only;
+    Py_ssize_t count = PyList_GET_SIZE(batch);
+    if (share->free < count || share->items == NULL || !PyList_CheckExact(share->items)) {
+        return NULL;
+    }
+    Py_ssize_t end = PyList_GET_SIZE(share->items);
+    if (PyList_SetSlice(share->items, end, end, batch) < 0) {
+        return NULL;
+    }
+    share->free -= count;
+    return PyLong_FromSsize_t(count);
 }
 
 /* -- Call: what `await queue.produce(item)` awaits ---------------------------------------------------------------- */
@@ -688,6 +1047,8 @@ static const struct {
 } hot_steps[] = {
     {"produce_nowait", &EntranceType, step_produce_nowait},
     {"produce", &EntranceType, step_produce},
+    {"thread_produce", &DoorType, step_thread_produce},
+    {"thread_produce_many", &DoorType, step_thread_produce_many},
     {NULL, NULL, NULL},
 };
 
@@ -902,6 +1263,65 @@ sort_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return bulk_by_type(args, count, list_put);
 }
 
+/* ThreadInbox._put_runs, under its lock, up to the first item whose type is not met or has no place. */
+static PyObject *
+put_credits(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    return bulk_by_type(args, count, share_put);
+}
+
+/* The lists of Intake._by_lane: the items of each type, in their order; the list itself if there is but one type. None
+ * if a type is not hashed by its identity, and for what is not a list. Without such types it runs no code of the
+ * user's. */
+static PyObject *
+group_by_type(PyObject *Py_UNUSED(module), PyObject *items)
+{
+    if (!PyList_CheckExact(items)) {
+        Py_RETURN_NONE;
+    }
+    PyObject *lists = PyDict_New();
+    if (lists == NULL) {
+        return NULL;
+    }
+    PyTypeObject *kind = NULL; /* an item of the list keeps it */
+    PyObject *mine = NULL;
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(items); index++) {
+        PyObject *item = PyList_GET_ITEM(items, index);
+        if (Py_TYPE(item) != kind) {
+            kind = Py_TYPE(item);
+            if (!is_plain(kind)) {
+                Py_DECREF(lists);
+                Py_RETURN_NONE;
+            }
+            mine = PyDict_GetItemWithError(lists, (PyObject *)kind);
+            if (mine == NULL) {
+                if (PyErr_Occurred() || (mine = PyList_New(0)) == NULL) {
+                    Py_DECREF(lists);
+                    return NULL;
+                }
+                int stored = PyDict_SetItem(lists, (PyObject *)kind, mine);
+                Py_DECREF(mine);
+                if (stored < 0) {
+                    Py_DECREF(lists);
+                    return NULL;
+                }
+            }
+        }
+        if (PyList_Append(mine, item) < 0) {
+            Py_DECREF(lists);
+            return NULL;
+        }
+    }
+    PyObject *values = PyDict_Values(lists);
+    if (values != NULL && PyList_GET_SIZE(values) == 1) {
+        if (PyList_SetItem(values, 0, Py_NewRef(items)) < 0) {
+            Py_CLEAR(values);
+        }
+    }
+    Py_DECREF(lists);
+    return values;
+}
+
 /* Whether the items are of one type: countOf(map(type, items), type(items[0])) == len(items). */
 static PyObject *
 one_type(PyObject *Py_UNUSED(module), PyObject *items)
@@ -930,6 +1350,9 @@ static PyMethodDef module_methods[] = {
      "Put items into the fast slots of their types, from an index on; the index of the first that has none."},
     {"sort_run", (PyCFunction)(void (*)(void))sort_run, METH_FASTCALL,
      "Append items to the lists of their types, from an index on; the index of the first whose type has none."},
+    {"put_credits", (PyCFunction)(void (*)(void))put_credits, METH_FASTCALL,
+     "Put items into the places of their types' shares, from an index on; the index of the first that has none."},
+    {"group_by_type", group_by_type, METH_O, "The items of each type; None where the Python has to look."},
     {"one_type", one_type, METH_O, "Whether all items are of one type."},
     {NULL, NULL, 0, NULL},
 };
@@ -937,7 +1360,8 @@ static PyMethodDef module_methods[] = {
 static int
 module_exec(PyObject *module)
 {
-    PyTypeObject *types[] = {&CountdownType, &PlaceType, &EntranceType, &CallType, &MethodType};
+    PyTypeObject *types[] = {&CountdownType, &PlaceType, &EntranceType, &InboxLockType,
+                             &ShareType,     &InboxType, &DoorType,     &CallType,     &MethodType};
     for (size_t index = 0; index < Py_ARRAY_LENGTH(types); index++) {
         if (PyModule_AddType(module, types[index]) < 0) {
             return -1;

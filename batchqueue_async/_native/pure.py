@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from itertools import repeat as Countdown  # noqa: N812 - its name here says what it is used for
 from operator import countOf
+from threading import RLock as InboxLock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, MutableSequence, Sequence
 
-__all__ = ["Countdown", "Entrance", "Place", "one_type", "put_run", "sort_run"]
+__all__ = [
+    "Countdown",
+    "Door",
+    "Entrance",
+    "Inbox",
+    "InboxLock",
+    "Place",
+    "Share",
+    "group_by_type",
+    "one_type",
+    "put_credits",
+    "put_run",
+    "sort_run",
+]
 
 
 class Place:
@@ -27,6 +41,27 @@ class Entrance:
     __slots__ = ()
 
     _thread: int
+
+
+class Share:
+    """The fields of an inbox's share that the hot path uses."""
+
+    __slots__ = ("free", "items")
+
+    free: int
+    items: MutableSequence[Any]
+
+
+class Inbox:
+    """The fields of an inbox that the hot path uses."""
+
+    __slots__ = ()
+
+
+class Door:
+    """The field of a queue's bridge that the hot path uses."""
+
+    __slots__ = ()
 
 
 def put_run(by_type: Mapping[type, Any], items: Sequence[Any], start: int) -> int:
@@ -62,3 +97,16 @@ def one_type(items: Sequence[object]) -> bool:
         return True
     kind: type[object] = type(items[0])
     return type(items[-1]) is kind and countOf(map(type, items), kind) == len(items)
+
+
+def put_credits(by_type: Mapping[type, Any], items: Sequence[Any], start: int) -> int:
+    """Put items into the places of their types, from an index on; none, as the Python does so a run at a time."""
+    del by_type, items
+    return start
+
+
+def group_by_type(items: list[Any]) -> list[list[Any]] | None:
+    """The items of each type, in their order; None where the identities of the types have to do."""
+    if one_type(items):
+        return [items]
+    return None

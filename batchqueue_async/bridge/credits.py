@@ -25,6 +25,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from batchqueue_async._native import Share
 from batchqueue_async.bridge.held_loops import held_loops
 from batchqueue_async.queue.waiters import Waiter
 
@@ -162,7 +163,7 @@ class _LoopStandIn(Waiter):
         self.share.granted(self)
 
 
-class PartitionCredits(Generic[T]):
+class PartitionCredits(Share, Generic[T]):
     """One partition's share of a thread inbox; see the invariants at the top of the module.
 
     Attributes:
@@ -170,7 +171,7 @@ class PartitionCredits(Generic[T]):
         items: what came in and the loop has not moved into the partition; the hot path appends by itself.
     """
 
-    __slots__ = ("_lent", "_owed", "_shared", "_stand_in", "_waiters", "free", "inbox", "items", "line", "partition")
+    __slots__ = ("_lent", "_owed", "_shared", "_stand_in", "_waiters", "inbox", "line", "partition")
 
     def __init__(self, inbox: ThreadInbox[T], partition: Partition[T]) -> None:
         self.inbox = inbox

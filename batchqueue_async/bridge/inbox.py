@@ -21,6 +21,7 @@ from collections import deque
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from batchqueue_async._native import Inbox, InboxLock, put_credits
 from batchqueue_async._support import forks, log
 from batchqueue_async._support.thread_flag import ThreadFlag
 from batchqueue_async.bridge.credits import PartitionCredits, pause_of
@@ -112,7 +113,7 @@ class Offer(Generic[T]):
         return end
 
 
-class ThreadInbox(Generic[T]):
+class ThreadInbox(Inbox, Generic[T]):
     """The inbox of one queue for everybody who is not on its loop.
 
     Attributes:
@@ -165,7 +166,7 @@ class ThreadInbox(Generic[T]):
         forks.watch(self)
 
     def _renew_lock(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = InboxLock()
         self.acquire = self.lock.acquire
         self.release = self.lock.release
         # Whether this thread has the lock: then it has interrupted itself. `threading.Condition` asks it the same way.
@@ -273,6 +274,10 @@ class ThreadInbox(Generic[T]):
 
     def _put_runs(self, offer: Offer[T]) -> None:
         while not offer.complete:
+            if self.by_type is not None:
+                offer.done = put_credits(self.by_type, offer.items, offer.done)
+                if not offer.left:
+                    return
             share = self._share_of(offer.items[offer.done], offer.route())
             run = offer.run()
             if share is None:

@@ -14,6 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from batchqueue_async._native import Door, compiled
 from batchqueue_async._support.checks import check_timeout
 from batchqueue_async.bridge.credits import Parker, ThreadWaiter
 from batchqueue_async.bridge.held_loops import held_loops, running_loop
@@ -51,7 +52,7 @@ MEETING = 1.0
 """Seconds that a loop has to answer, in the first call and where bytes decide: only one that is blocked needs them."""
 
 
-class SyncQueue(Generic[T]):
+class SyncQueue(Door, Generic[T]):
     """One queue, as threads use it; the `..._async` twins are for event loops other than the queue's own.
 
     `produce` says False when its timeout is over; every other call raises `TimeoutError`.
@@ -113,6 +114,7 @@ class SyncQueue(Generic[T]):
 
     # -- producing from a thread ---------------------------------------------------------------------------------
 
+    @compiled("thread_produce")
     def produce(self, item: T, timeout: float | None = None) -> bool:
         """Put an item in; under `BLOCKING` wait for room in this thread, first come, first served.
 
@@ -174,6 +176,7 @@ class SyncQueue(Generic[T]):
         inbox.refuse(offer.left)
         return offer.complete
 
+    @compiled("thread_produce_many")
     def produce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
         """Put items in, in bulk; under `BLOCKING` wait for room for the rest.
 

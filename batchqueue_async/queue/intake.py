@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async._native import one_type, put_run
+from batchqueue_async._native import group_by_type, one_type, put_run
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
 from batchqueue_async.config import BufferStrategy
@@ -208,13 +207,13 @@ class Intake(Generic[T]):
 
     def _by_lane(self, items: list[T]) -> list[tuple[Lane[T] | None, list[T]]]:
         """The items by type, while nothing moves: each type has its lane in the partition, or gets it now."""
-        by_kind: dict[int, list[T]] = {}  # by the identities of the types, some of which may not be comparable
-        if countOf(map(id, map(type, items)), id(type(items[0]))) == len(items):
-            by_kind[0] = items
-        else:
+        lists: list[list[T]] | None = group_by_type(items)
+        if lists is None:
+            by_kind: dict[int, list[T]] = {}  # by the identities of the types, some of which may not be comparable
             for item in items:
                 by_kind.setdefault(id(type(item)), []).append(item)
-        return [(self._lane_of(type(mine[0])), mine) for mine in by_kind.values()]
+            lists = list(by_kind.values())
+        return [(self._lane_of(type(mine[0])), mine) for mine in lists]
 
     def _lane_of(self, kind: type) -> Lane[T] | None:
         try:

@@ -6,11 +6,14 @@ import asyncio
 import collections.abc
 import gc
 import inspect
+import operator
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -361,7 +364,7 @@ def test_objects_with_fields_missing_or_of_odd_classes_are_left_to_the_python():
     entrance = _native.Entrance()
     with pytest.raises(AttributeError):
         bq.BatchQueue.produce_nowait(entrance, 1)
-    entrance._thread = _native.import_module("threading").get_ident()
+    entrance._thread = threading.get_ident()
     for only, by_type in [(None, None), (1, {}), (None, {int: 3}), (place, None), (None, [])]:
         entrance._only, entrance._by_type = only, by_type
         with pytest.raises(AttributeError):
@@ -412,6 +415,131 @@ def test_bulk_steps_do_what_their_python_does(kinds, start, known, room):
     assert lists[0] == lists[1]
     assert _native.one_type(items) == pure.one_type(items) == (len(set(kinds)) < 2)
     assert _native.one_type(tuple(items)) == pure.one_type(tuple(items))
+
+
+# -- from threads ----------------------------------------------------------------------------------------------------
+
+
+def test_threads_put_everything_in_once_and_in_their_order():
+    seen: dict[int, list[int]] = {}
+
+    async def note(batch):
+        for thread, number in batch:
+            seen.setdefault(thread, []).append(number)
+
+    def work(thread):
+        for number in range(0, 3_000, 3):
+            assert queue.produce((thread, number))
+            assert queue.produce_many([(thread, number + 1), (thread, number + 2)]) == 2
+
+    with bq.SyncBridge() as bridge:
+        queue = bridge.get_or_create("threads", bq.QueueConfig(consumer=note, buffer_size=100))
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        queue.flush()
+    assert seen == {number: list(range(3_000)) for number in range(8)}
+
+
+def test_many_types_from_a_thread_keep_their_order():
+    kinds = [type(f"Kind{number}", (int,), {}) for number in range(20)] + [MetaKind("Odd", (int,), {})]
+    seen: dict[type, list[int]] = {}
+
+    async def note(batch):
+        for item in batch:
+            seen.setdefault(type(item), []).append(int(item))
+
+    items = [kind(number) for number in range(200) for kind in kinds]
+    with bq.SyncBridge() as bridge:
+        config = bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(4), buffer_size=64, fallback=note)
+        queue = bridge.get_or_create("types", config)
+        for start in range(0, len(items), 500):
+            assert queue.produce_many(items[start : start + 500]) == len(items[start : start + 500])
+        for kind in kinds:
+            assert queue.produce(kind(200))
+        queue.flush()
+    assert list(seen.values()) == [list(range(201))] * len(kinds)
+
+
+class MetaKind(type):
+    """A metaclass with a hash and a comparison of its own."""
+
+    def __hash__(cls):
+        return 7
+
+    def __eq__(cls, other):
+        return cls is other
+
+
+def test_the_lock_of_an_inbox_is_that_of_a_thread_and_may_be_taken_again():
+    lock = _native.InboxLock()
+    is_held_here = operator.attrgetter("_is_owned")(lock)
+    with lock, lock:
+        assert is_held_here()
+        other = threading.Thread(target=lambda: answers.append(is_held_here()))
+        answers: list[bool] = []
+        other.start()
+        other.join()
+        assert answers == [False]
+        waiting = threading.Thread(target=lambda: [lock.acquire(), answers.append(True), lock.release()])
+        waiting.start()
+        assert answers == [False]
+    waiting.join()
+    assert answers == [False, True]
+    assert not is_held_here()
+    with pytest.raises(RuntimeError, match="cannot release un-acquired lock"):
+        lock.release()
+
+
+def test_while_somebody_is_in_the_inbox_a_thread_waits_for_the_lock():
+    with bq.SyncBridge() as bridge:
+        queue = bridge.get_or_create("held", bq.QueueConfig(consumer=ignore))
+        assert queue.produce(0)
+        inbox = queue._inbox
+        with inbox.lock:
+            inbox.waking = True
+            before = inbox.uncollected()
+            other = threading.Thread(target=lambda: queue.produce_many([queue.produce(1)]))
+            other.start()
+            other.join(0.05)
+            assert other.is_alive()
+            assert inbox.uncollected() == before
+            inbox.waking = False
+        other.join()
+
+
+@compiled_only
+def test_a_bridge_with_fields_missing_or_of_odd_classes_is_left_to_the_python():
+    door: Any = _native.Door()
+    for inbox in (None, 5, _native.Inbox()):
+        door._inbox = inbox
+        for call in (bq.SyncQueue.produce, bq.SyncQueue.produce_many):
+            with pytest.raises(AttributeError):
+                call(door, [1])
+    inbox, share = _native.Inbox(), _native.Share()
+    inbox.waking, door._inbox = True, inbox
+    for lock, only, by_type in [(5, share, None), (_native.InboxLock(), 5, {}), (_native.InboxLock(), None, {list: 5})]:
+        inbox.lock, inbox.only, inbox.by_type = lock, only, by_type
+        with pytest.raises(AttributeError):
+            bq.SyncQueue.produce(door, [1])
+    for free, items in [(1, ()), (0, []), (-1, [])]:
+        share.free, share.items = free, items
+        assert _native.put_credits({int: share}, [1], 0) == 0
+    share.free, share.items = 2, []
+    assert _native.put_credits({int: share}, [1, 2, 3], 0) == 2
+    assert (share.free, share.items) == (0, [1, 2])
+
+
+def test_items_are_grouped_by_type():
+    mixed = [1, "a", 2.5, "b", 3]
+    assert _native.group_by_type(mixed) in ([[1, 3], ["a", "b"], [2.5]], None)
+    assert _native.group_by_type([*mixed, MetaKind("M", (), {})()]) is None
+    same = [1, 2]
+    groups = _native.group_by_type(same)
+    assert groups is not None
+    assert groups[0] is same
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

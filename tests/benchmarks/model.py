@@ -39,6 +39,7 @@ class Sizes:
     rebalance_window: float = 6.0
     rebalance_interval: float = 1.0
     rebalance_seconds_per_item: float = 0.0005
+    skywalking_items: int = 1_600_000
 
 
 # Only to see that every row runs: the figures of such a run say nothing.
@@ -62,6 +63,7 @@ QUICK = Sizes(
     rebalance_settle=0.4,
     rebalance_window=0.4,
     rebalance_interval=0.1,
+    skywalking_items=32_000,
 )
 
 

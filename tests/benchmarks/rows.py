@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import quiet, rebalance
+from . import quiet, rebalance, skywalking
 from .bursts import BASELINE, Case, Workload, baseline, make_workload, measure_cases
 from .model import Check, Row, Samples, Sizes
 from .peers import ASYNCIO_PUT, nowait_peers, waiting_peers
@@ -216,6 +216,22 @@ ROWS: tuple[Row, ...] = (
         reference=quiet.MEMORY_REFERENCE,
         measure=quiet.measure_memory,
         checks=(Check(what="bytes a queue", subject=quiet.MEMORY, bound="<", target=20_000.0),),
+    ),
+    Row(
+        name="skywalking",
+        title="the shape of SkyWalking's benchmark: 32 producers, 8 drain tasks, 16 partitions, counting handlers",
+        unit="items/s",
+        reference=None,
+        measure=skywalking.measure_skywalking,
+        checks=(
+            # Java's figures on both cores of a machine on which this runs on one: 21, 14 and 7.5 million a second.
+            Check(what="500 types", subject=skywalking.case_name(500, "by item"), bound=">=", target=21e6),
+            Check(what="1,000 types", subject=skywalking.case_name(1_000, "by item"), bound=">=", target=21e6),
+            Check(what="2,000 types", subject=skywalking.case_name(2_000, "by item"), bound=">=", target=18.75e6),
+            Check(what="500, bulk", subject=skywalking.case_name(500, "by thousands"), bound=">=", target=42e6),
+            Check(what="1,000, bulk", subject=skywalking.case_name(1_000, "by thousands"), bound=">=", target=42e6),
+            Check(what="2,000, bulk", subject=skywalking.case_name(2_000, "by thousands"), bound=">=", target=30e6),
+        ),
     ),
     Row(
         name="rebalance",
