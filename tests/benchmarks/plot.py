@@ -53,7 +53,7 @@ def _costs(axes: Any, outcomes: list[Outcome]) -> None:
     axes.bar_label(axes.containers[0], fmt="%.0f", padding=3, fontsize=7) if values else None
     axes.margins(y=0.01)
     axes.invert_yaxis()
-    axes.set_xscale("log")
+    axes.set_xscale("log" if values else "linear")  # no logarithm of nothing: only rows of other units were measured
     axes.set_xlabel("nanoseconds per item, median (logarithmic)")
     axes.set_title("Cost of an item, end to end")
     axes.tick_params(axis="y", labelsize=7)
