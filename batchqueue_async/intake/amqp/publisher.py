@@ -115,7 +115,7 @@ class Publisher:
 
 
 def _properties(delivery: AmqpDelivery, headers: dict[str, Any]) -> Any:
-    """The message's own, with other headers; it is written to the broker's disk whatever it was before."""
+    """The message's own, with other headers; it is written to the broker's disk as the message itself may not be."""
     own = delivery.properties
     return require("pamqp.commands", "amqp").Basic.Properties(
         content_type=own.content_type,

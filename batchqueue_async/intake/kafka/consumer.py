@@ -88,7 +88,7 @@ class KafkaConsumer(Consumer):
             user: the user for SASL; None connects without.
             password: the user's password: `env:NAME`, `file:/path` or the value.
             mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
-            tls: True, a `Tls` or an `ssl.SSLContext`; None is no TLS.
+            tls: True, a `Tls` or an `ssl.SSLContext`; None connects without TLS.
             timeout: seconds that a dead letter may take until it is confirmed.
             options: what every consumer takes; see `IntakeConfig`.
         """
