@@ -1,4 +1,7 @@
-"""A standalone Spark cluster on this machine: a master and two workers, as processes of the tests."""
+"""A standalone Spark cluster on this machine: a master and two workers, as processes of the tests.
+
+The workers have addresses of their own, since Spark starts no speculative copy of a task on the host of the task.
+"""
 
 from __future__ import annotations
 
@@ -62,15 +65,18 @@ class Cluster:
         self._start("master", MASTER, "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", web)
         self._wait_for("master", r"I have been elected leader|New state: ALIVE", 1)
         for number in range(workers):
-            options = ["--host", "127.0.0.1", "--webui-port", str(free_port()), "--cores", "1", "--memory", "1g"]
-            self._start(f"worker{number}", WORKER, *options, "--work-dir", str(home / f"work{number}"), self.url)
+            host = f"127.0.0.{number + 1}"
+            options = ["--host", host, "--webui-port", str(free_port()), "--cores", "1", "--memory", "1g"]
+            self._start(
+                f"worker{number}", WORKER, *options, "--work-dir", str(home / f"work{number}"), self.url, host=host
+            )
         self._wait_for("master", r"Registering worker", workers)
 
-    def _start(self, name: str, *command: str) -> None:
+    def _start(self, name: str, *command: str, host: str = "127.0.0.1") -> None:
         environment = {
             **os.environ,
             "SPARK_HOME": str(SPARK_HOME),
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": host,
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_LOG_DIR": str(self.home),

@@ -37,7 +37,7 @@ def select(path):
         return [row[0] for row in database.execute("SELECT value FROM rows ORDER BY value")]
 
 
-def wait_for(condition, process=None, timeout=120):
+def wait_for(condition, process=None, timeout=600):
     deadline = time.monotonic() + timeout
     while not condition():
         assert process is None or process.poll() is None, "the driver ended by itself"
@@ -132,6 +132,11 @@ def session(cluster):
         .config("spark.task.maxFailures", "4")
         .config("spark.executor.cores", "1")
         .config("spark.cores.max", "2")
+        .config("spark.speculation", "true")
+        .config("spark.speculation.interval", "100ms")
+        .config("spark.speculation.quantile", "0.75")  # of four tasks: when three are done
+        .config("spark.speculation.multiplier", "1.1")
+        .config("spark.speculation.minTaskRuntime", "500ms")
         .getOrCreate()
     )
     found.sparkContext.setLogLevel("OFF")
@@ -182,6 +187,38 @@ def test_a_task_that_fails_once_is_repeated_and_written_once(session, tmp_path):
     flaky.write.format("batchqueue").options(sink="sqlite", path=str(tmp_path / "out.db")).mode("append").save()
     assert Path(marker).exists()
     assert_df_equality(written(session, tmp_path / "out.db"), frame, ignore_row_order=True, ignore_nullable=True)
+
+
+@pytest.mark.parametrize("sink", ["sqlite", "jsonl"])
+def test_a_speculative_copy_and_the_task_that_it_overtook_are_written_once(session, tmp_path, sink):
+    """The first attempt goes on when the copy has written all of its rows, so that both stage at about one time."""
+    path, copied = tmp_path / ("out.db" if sink == "sqlite" else "out"), str(tmp_path / "copied")
+
+    def slow_at_first(batches):
+        import time
+        from pathlib import Path
+
+        from pyspark import TaskContext
+
+        yield from batches
+        context = TaskContext.get()
+        if context.partitionId() == 3 and context.attemptNumber() > 0:
+            Path(copied).touch()
+        deadline = time.monotonic() + 600
+        while context.partitionId() == 3 and not Path(copied).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    frame = numbers(session, 2_000)
+    slow = frame.mapInArrow(slow_at_first, frame.schema)
+    for _ in range(2):  # what a zombie of the first job left does not come into the second
+        slow.write.format("batchqueue").options(sink=sink, path=str(path)).mode("append").save()
+    assert Path(copied).exists(), "no task was copied"
+    twice = frame.union(frame)
+    if sink == "sqlite":
+        found = written(session, path)
+    else:
+        found = session.read.schema("value long, name string").json([str(each) for each in path.glob("[!.]*/*.jsonl")])
+    assert_df_equality(found, twice, ignore_row_order=True, ignore_nullable=True)
 
 
 def test_an_executor_killed_amid_a_write_leaves_exact_rows(session, cluster, tmp_path):
