@@ -131,9 +131,14 @@ demo-local: $(STAMP) ## 10 seconds without Java: a destination is killed and com
 bench-spark: java $(STAMP) ## DriverSink and the data source, compared with bare Spark
 	$(BIN)/python -m tests.benchmarks.spark $(BENCH)
 
+.PHONY: bench-spark-writes
+bench-spark-writes: java $(STAMP) ## micro-batches and jobs of Spark into handlers, SQLite and JSON lines, compared with the same by hand
+	$(BIN)/python -m tests.benchmarks.spark.writes $(BENCH)
+
 .PHONY: chaos-spark
-chaos-spark: java $(STAMP) ## the kill campaigns of the Spark parts, longer: CHAOS=100 kills
+chaos-spark: java $(STAMP) ## the kill campaigns of the Spark parts, longer: CHAOS=100 kills, and a backlog of BACKLOG=1000 batches
 	BATCHQUEUE_SPARK_KILLS=$(or $(CHAOS),100) $(BIN)/pytest tests/spark -m cluster -o timeout=7200
+	BATCHQUEUE_SPARK_BACKLOG=$(or $(BACKLOG),1000) $(BIN)/pytest tests/spark/test_driver_sink.py -k backlog -o timeout=7200
 
 .PHONY: chaos-intake
 chaos-intake: $(STAMP) ## consumers of brokers through outages and kills, CHAOS=20 times each
