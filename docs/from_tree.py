@@ -114,7 +114,7 @@ def metrics() -> str:
         if metric.of.name != component:
             component = metric.of.name
             shown = ", ".join(f"`{name}`" for name, _ in metric.of.labels) or "none"
-            lines += ["", f"### Per {component}", "", f"Labels: {shown}.", ""]
+            lines += ["", f"## Per {component}", "", f"Labels: {shown}.", ""]
             lines += ["| Prometheus | OpenTelemetry | kind | label of its own | |", "|---|---|---|---|---|"]
         suffix = ".count`, `.sum" if metric.kind == "histogram" else ""
         own = f"`{metric.by}`" if metric.by else ""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.stats import DurableStats
     from batchqueue_async.observe.snapshot import (
         BridgeView,
+        ConsumerView,
         DiskView,
         ExporterView,
         LoopView,
@@ -41,6 +42,11 @@ SPARK = Component(
     name="Spark query",
     views=lambda each: each.queries,
     labels=(("pipeline", lambda view: view.pipeline), ("query", lambda view: view.name)),
+)
+CONSUMER = Component(
+    name="consumer",
+    views=lambda each: each.consumers,
+    labels=(("consumer", lambda view: view.name), ("kind", lambda view: view.kind)),
 )
 PROCESS = Component(name="process", views=lambda each: (each,), labels=())
 
@@ -168,6 +174,11 @@ def _breaker(view: ExporterView) -> dict[str, int]:
     return {state: int(state == view.stats.breaker) for state in BREAKER_STATES}
 
 
+def _settled(view: ConsumerView) -> dict[str, int]:
+    stats = view.stats
+    return {name: getattr(stats, name) for name in ("acked", "retried", "dead_lettered", "released", "stale")}
+
+
 def _disk(read: Callable[[DurableStats], Any]) -> Callable[[DiskView], Any]:
     return lambda view: read(view.stats)
 
@@ -179,6 +190,7 @@ _on_disk: _Row[DiskView] = _rows(DISK, "disk")
 _bridge: _Row[BridgeView] = _rows(BRIDGE, "bridge")
 _loop: _Row[LoopView] = _rows(LOOP, "loop")
 _spark: _Row[SparkQueryView] = _rows(SPARK, "spark")
+_intake: _Row[ConsumerView] = _rows(CONSUMER, "intake")
 _process: _Row[ProcessSnapshot] = _rows(PROCESS, "")
 
 METRICS: tuple[Metric, ...] = (
@@ -407,6 +419,63 @@ METRICS: tuple[Metric, ...] = (
     ),
     _bridge("gauge", "running", "", "1 while the bridge's loop runs.", lambda b: int(b.stats.running)),
     _bridge("gauge", "queues", "", "Queues of the bridge's manager.", lambda b: len(b.stats.queues)),
+    _intake(
+        "counter",
+        "received",
+        "messages",
+        "Messages taken from the broker, repetitions included.",
+        lambda c: c.stats.received,
+    ),
+    _intake("counter", "settled", "messages", "Messages that have an outcome.", _settled, by="outcome"),
+    _intake(
+        "gauge",
+        "waiting",
+        "messages",
+        "Messages that wait for a handler or for their next attempt.",
+        lambda c: c.stats.buffered + c.stats.waiting,
+    ),
+    _intake(
+        "gauge",
+        "in_flight",
+        "messages",
+        "Messages with a handler, or not yet acknowledged.",
+        lambda c: c.stats.in_flight,
+    ),
+    _intake("gauge", "held", "bytes", "Bytes of all messages that are held.", lambda c: c.stats.held_bytes),
+    _intake("gauge", "lag", "messages", "Messages that wait at the broker, if that is known.", lambda c: c.stats.lag),
+    _intake("gauge", "workers", "", "Handlers that may run at once.", lambda c: c.stats.workers),
+    _intake("gauge", "prefetch", "messages", "Messages that may be held.", lambda c: c.stats.prefetch),
+    _intake(
+        "gauge",
+        "oldest_in_flight",
+        "seconds",
+        "Time that the longest handler call has taken so far.",
+        lambda c: c.stats.oldest_in_flight,
+    ),
+    _intake(
+        "counter",
+        "failures",
+        "",
+        "Calls of the handler, or messages of a batch, that failed.",
+        lambda c: c.stats.failures,
+    ),
+    _intake(
+        "counter",
+        "errors",
+        "",
+        "Acknowledgements and forwards that failed.",
+        lambda c: {"settle": c.stats.settle_errors, "forward": c.stats.forward_errors},
+        by="error",
+    ),
+    _intake("counter", "lost", "messages", "Messages that the broker has no longer.", lambda c: c.stats.lost),
+    _intake("counter", "reconnects", "", "Sessions after the first.", lambda c: c.stats.reconnects),
+    _intake(
+        "gauge",
+        "running",
+        "",
+        "1 while messages are taken and handled.",
+        lambda c: int(c.stats.state == "running" and not c.stats.paused_for),
+    ),
     _spark("counter", "batches", "", "Micro-batches with rows.", lambda s: s.progress.batches),
     _spark("counter", "rows", "", "Rows read.", lambda s: s.progress.rows),
     _spark("counter", "written", "rows", "Rows that sinks in the driver delivered.", lambda s: s.progress.written),

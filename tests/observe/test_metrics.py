@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections import defaultdict
 
+import observe_snapshots as made
 import pytest
 from export_kit import Destination
 from from_tree import fill
@@ -20,9 +21,11 @@ from test_docs import ROOT
 
 import batchqueue_async as bq
 from batchqueue_async import observe
+from batchqueue_async.intake.stats import IntakeStats
 from batchqueue_async.observe import opentelemetry as otel
 from batchqueue_async.observe.metric import cumulated
 from batchqueue_async.observe.prometheus import as_text, families, number
+from batchqueue_async.observe.snapshot import ConsumerView
 from batchqueue_async.observe.table import METRICS
 from batchqueue_async.queue.stats import Histogram
 
@@ -146,6 +149,20 @@ def test_edges_of_histograms_are_exact():
     for value in values:
         histogram.record(value)
     assert cumulated(histogram.summary(), metric) == [sum(value <= edge for value in values) for edge in metric.edges]
+
+
+def test_consumers_have_their_law_too():
+    stats = IntakeStats(
+        name="orders", state="running", workers=8, prefetch=80, received=20, acked=9, retried=1, dead_lettered=2,
+        released=1, stale=1, buffered=3, waiting=2, in_flight=1, lag=7,
+    )  # fmt: skip
+    view = ConsumerView(name="orders", kind="AmqpConsumer", stats=stats)
+    found = samples(parse(as_text(made.process(0, consumers=(view,)))))
+    labels = (("consumer", "orders"), ("kind", "AmqpConsumer"))
+    settled = sum(value for (name, _), value in found.items() if name == "batchqueue_intake_settled_messages_total")
+    held = sum(found[f"batchqueue_intake_{what}_messages", labels] for what in ("waiting", "in_flight"))
+    assert found["batchqueue_intake_received_messages_total", labels] == settled + held == 20
+    assert found["batchqueue_intake_lag_messages", labels] == 7
 
 
 def test_numbers_as_text():
