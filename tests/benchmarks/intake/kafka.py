@@ -45,6 +45,8 @@ class Meter:
         self.began, self.cpu = time.perf_counter(), time.process_time()
 
     def add(self, body: bytes) -> None:
+        if not self.began:  # of a consumer that joins its group by itself: the time for that is not compared
+            self.begin()
         number = int(body[:10])
         if self.seen[number]:
             raise RuntimeError(f"record {number} came twice")
@@ -128,7 +130,6 @@ async def ours(bootstrap: str, topic: str, meter: Meter, **options: Any) -> None
     consumer = intake.KafkaConsumer(
         bootstrap, topic, handler, group=group(), dead_letters=intake.DROP, prefetch=1_000, **options
     )
-    meter.begin()
     async with consumer:
         await meter.done.wait()
 
@@ -152,7 +153,6 @@ async def faststream(bootstrap: str, topic: str, meter: Meter, *, batch: bool) -
         async def one(body: bytes) -> None:
             meter.add(body)
 
-    meter.begin()
     await broker.start()
     await meter.done.wait()
     await broker.stop()
