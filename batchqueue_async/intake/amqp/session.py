@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from batchqueue_async.errors import ConfigError, RetryableError
-from batchqueue_async.intake.amqp.acks import AckWindow
+from batchqueue_async.intake.amqp.acks import AckWindow, Settlement
 from batchqueue_async.intake.amqp.broker import close_quietly
 from batchqueue_async.intake.amqp.delivery import AmqpDelivery
 from batchqueue_async.intake.amqp.publisher import Publisher
@@ -52,6 +52,7 @@ class AmqpSession:
         self._reading = True
         self._waiter: asyncio.Future[None] | None = None
         self._lost: str | None = None
+        self._over: asyncio.Future[None] = self._loop.create_future()
         self._stopped = False
         self._ended = False
         self._channel: Any = None
@@ -178,15 +179,22 @@ class AmqpSession:
             if frames:
                 self._factory.writer.write(frames)
             return
-        try:
-            for tag in settlement.returned:
-                await self._channel.basic_nack(tag, requeue=True, wait=False)
-            if settlement.upto:
-                await self._channel.basic_ack(settlement.upto, multiple=True, wait=False)
-            for tag in settlement.alone:
-                await self._channel.basic_ack(tag, wait=False)
-        except Exception as error:  # noqa: BLE001 - the client learned before us that the line broke
+        # The client's queue of frames is bounded, and nobody empties it any more once the line broke.
+        acks = self._loop.create_task(self._ack_by_client(settlement))
+        await asyncio.wait((acks, self._over), return_when=asyncio.FIRST_COMPLETED)
+        if not acks.done():
+            acks.cancel()
+            await asyncio.wait((acks,))
+        elif (error := acks.exception()) is not None:
             self._lose(f"the line broke at an acknowledgement: {type(error).__name__}")
+
+    async def _ack_by_client(self, settlement: Settlement) -> None:
+        for tag in settlement.returned:
+            await self._channel.basic_nack(tag, requeue=True, wait=False)
+        if settlement.upto:
+            await self._channel.basic_ack(settlement.upto, multiple=True, wait=False)
+        for tag in settlement.alone:
+            await self._channel.basic_ack(tag, wait=False)
 
     def _arrived(self, envelope: Envelope, body: bytes, raw: bytes) -> None:
         self._put(
@@ -243,6 +251,7 @@ class AmqpSession:
         """The session is over: nothing of it is handled or acknowledged from here on."""
         if self._lost is None:
             self._lost = reason
+            self._over.set_result(None)
             self._buffer.clear()
             self._buffered = 0
             self._epoch.end()
