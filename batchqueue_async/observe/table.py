@@ -149,7 +149,7 @@ def _dropped(view: ExporterView) -> dict[str, int]:
 
 def _dead(view: ExporterView) -> dict[str, int]:
     """By kind, and what an earlier count does not explain, as "other", so that the kinds add up to the whole."""
-    # A series has to begin at 0: what it begins with is no increase for Prometheus.
+    # A series has to begin at 0: Prometheus does not see the value that it begins with as an increase.
     kinds = dict.fromkeys(("PermanentError", "TooLargeError", "exhausted"), 0) | dict(view.stats.dead_kinds)
     if other := view.stats.dead_lettered - sum(kinds.values()):
         kinds["other"] = max(0, other)
