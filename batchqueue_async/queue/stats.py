@@ -275,7 +275,7 @@ class HandlerStats:
     items: int
     failed: int
     seconds: float
-    durations: Distribution = field(default_factory=Distribution, repr=False)
+    durations: Distribution = field(default_factory=Distribution, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
