@@ -192,7 +192,8 @@ class DurableQueue:
 
     async def _boot(self) -> None:
         start, wall = self._loop.time(), self._wall()
-        survey, self._lock, free = await self._call(self._writing, self._prepare)
+        survey, lock, free = await self._call(self._writing, self._prepare)
+        self._lock = lock
         self._tell(survey.report)
         self._recovery = replace(survey.report, elapsed=self._loop.time() - start)
         # The wall clock is asked once. From here on time is the loop's, so a clock that jumps expires nothing.
@@ -213,7 +214,7 @@ class DurableQueue:
             segment_bytes=_segment_bytes(config.rotate_bytes, free, survey.report.disk_bytes),
             buffer=config.write_buffer,
             watch_free=config.min_free_bytes > 0,
-            lock=self._lock,
+            lock=lock,
         )
         dead_bytes = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
         self._graveyard = DeadLetterQueue(self._open_dead, self.put_many, clock=self._now_ns)

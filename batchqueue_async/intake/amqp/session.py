@@ -140,7 +140,7 @@ class AmqpSession:
             return
         try:
             await self._channel.basic_cancel(self._tag)
-        except Exception as error:  # noqa: BLE001 - whatever broke here, the session is over
+        except Exception as error:  # noqa: BLE001 - the session is over in any case
             self._lose(f"the consumer could not be cancelled: {type(error).__name__}")
         self._stopped = True
         self._wake()

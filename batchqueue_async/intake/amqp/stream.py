@@ -38,7 +38,7 @@ class Envelope(NamedTuple):
 
 
 class DeliveryStream(asyncio.StreamReader):
-    """A stream reader that keeps the deliveries of one channel, and tells what ends it in the turn that the bytes come.
+    """A stream reader that keeps the deliveries of one channel, and reports its end in the turn the bytes come in.
 
     Attributes:
         last_data: the loop's time of the last bytes.
