@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from bridge_tools import PATIENCE, Caller, Held, assert_adds_up, fill, in_line, until
+from untraced import untraced
 
 import batchqueue_async as bq
 
@@ -450,7 +451,7 @@ def test_an_interrupt_while_waiting_leaves_no_trace(bridge):
         signal.pthread_kill(main.ident, signal.SIGINT)
 
     interrupter = Caller(interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with untraced(), pytest.raises(KeyboardInterrupt):
         queue.produce("interrupted")
     interrupter.outcome()
     assert in_line(queue) == 0
@@ -473,9 +474,10 @@ def test_an_interrupt_while_flushing_can_be_followed_by_anything(bridge):
         until(lambda: queue._queue._drains[0].hurry)  # the flush has begun
         signal.pthread_kill(main.ident, signal.SIGINT)
 
-    Caller(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        queue.flush()
+    with untraced():
+        Caller(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            queue.flush()
     handler.open()
     queue.flush(timeout=PATIENCE)
 
@@ -500,14 +502,15 @@ def test_a_signal_handler_may_produce_while_its_thread_is_producing(bridge):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
             handled.acquire(timeout=0.1)
 
-    before = signal.signal(signal.SIGUSR1, produce)
-    sender = Caller(send)
-    try:
-        made = sum(queue.produce("plain") for _ in range(20_000))
-    finally:
-        done.set()
-        sender.outcome()
-        signal.signal(signal.SIGUSR1, before)
+    with untraced():
+        before = signal.signal(signal.SIGUSR1, produce)
+        sender = Caller(send)
+        try:
+            made = sum(queue.produce("plain") for _ in range(20_000))
+        finally:
+            done.set()
+            sender.outcome()
+            signal.signal(signal.SIGUSR1, before)
     queue.flush(timeout=PATIENCE)
     assert made == 20_000
     assert sum(accepted) > 0

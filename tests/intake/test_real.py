@@ -64,7 +64,7 @@ def adds_up(stats):
     return stats.received == parts + stats.buffered + stats.waiting + stats.in_flight
 
 
-async def settled(rig, timeout=20.0):
+async def settled(rig, timeout=90.0):
     async with asyncio.timeout(timeout):
         while await rig.unsettled():
             await asyncio.sleep(0.1)
@@ -161,7 +161,8 @@ async def test_what_breaks_the_line_loses_nothing(rig, fault):
                 assert stats.reconnects >= 1
         repeated = len(handled.bodies) - COUNT
         assert repeated >= 0
-        if (rig.name, fault) != ("nats", "restart"):  # a killed NATS server has not written the newest acks
+        # A broker that is killed has not written the newest acks.
+        if fault != "restart" or rig.name == "redis":
             # What was with a handler, or handled and not yet acknowledged, when the line broke; nothing that was acked.
             assert repeated <= 40 * (1 + stats.reconnects)
         assert await rig.unsettled() == 0
@@ -175,6 +176,8 @@ async def test_a_killed_consumer_loses_nothing(rig, tmp_path):
         if rig.name == "nats":
             options = {"url": consumer.servers.urls[0], "source": consumer.subject, "stream": rig.stream}
             options |= {"durable": rig.durable, "ack_wait": 3.0, "dead_letters": f"{rig.dead}.x"}
+        elif rig.name == "rabbitmq":
+            options = {"url": f"amqp://{rig.server.address}/", "source": rig.queue, "dead_letters": f"{rig.queue}.dead"}
         else:
             options = {"url": consumer.server.url, "source": rig.stream, "group": rig.group, "claim_after": 2.0}
             options |= {"dead_letters": "dead"}

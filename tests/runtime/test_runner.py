@@ -10,6 +10,7 @@ import threading
 
 import pytest
 from bridge_tools import PATIENCE, Held, until
+from untraced import untraced
 
 import batchqueue_async as bq
 
@@ -136,28 +137,29 @@ def test_a_signal_handler_may_produce_and_ask_for_queues_at_any_moment():
             bq.default_manager().names()
             bridge.manager.names()
 
-        before = signal.signal(signal.SIGUSR1, handle)
-        stop = threading.Event()
-        main = threading.main_thread().ident
+        with untraced():
+            before = signal.signal(signal.SIGUSR1, handle)
+            stop = threading.Event()
+            main = threading.main_thread().ident
 
-        def send():
-            while not stop.wait(0.0005):
-                signal.pthread_kill(main, signal.SIGUSR1)
+            def send():
+                while not stop.wait(0.0005):
+                    signal.pthread_kill(main, signal.SIGUSR1)
 
-        sender = threading.Thread(target=send)
-        sender.start()
-        try:
-            plain = 0
-            for number in range(30):
-                other = bridge.get_or_create(f"other{number}", bq.QueueConfig(consumer=handler))
-                assert other.produce("plain")
-                plain += 1 + sum(queue.produce("plain") for _ in range(200))
-                bridge.manager.names()
-                other.shutdown(timeout=PATIENCE)
-        finally:
-            stop.set()
-            sender.join()
-            signal.signal(signal.SIGUSR1, before)
+            sender = threading.Thread(target=send)
+            sender.start()
+            try:
+                plain = 0
+                for number in range(30):
+                    other = bridge.get_or_create(f"other{number}", bq.QueueConfig(consumer=handler))
+                    assert other.produce("plain")
+                    plain += 1 + sum(queue.produce("plain") for _ in range(200))
+                    bridge.manager.names()
+                    other.shutdown(timeout=PATIENCE)
+            finally:
+                stop.set()
+                sender.join()
+                signal.signal(signal.SIGUSR1, before)
         queue.flush(timeout=PATIENCE)
         assert all(accepted)
         assert accepted

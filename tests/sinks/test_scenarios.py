@@ -477,7 +477,7 @@ async def test_postgres_with_a_password_that_is_rotated(postgres, tmp_path):
 
     async def rotate(exporter):
         end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{user}'"
-        postgres.sql(f"ALTER ROLE {user} PASSWORD 'two'; {end}")
+        await asyncio.to_thread(postgres.sql, f"ALTER ROLE {user} PASSWORD 'two'; {end}")
         await until(paused(exporter))
         secret.write_text("two")
         delivered = exporter.stats().delivered
@@ -532,7 +532,8 @@ async def test_a_postgres_column_that_becomes_text_and_one_that_comes_and_goes(p
                 "DROP COLUMN source",
                 "ALTER COLUMN id TYPE bigint",
             ):
-                postgres.sql(f"ALTER TABLE {place.name} {statement}")
+                # Beside the loop: the statement waits for the lock of a transaction that only the loop can end.
+                await asyncio.to_thread(postgres.sql, f"ALTER TABLE {place.name} {statement}")
                 delivered = exporter.stats().delivered
                 await until(lambda before=delivered: exporter.stats().delivered > before)
 
@@ -576,7 +577,7 @@ async def test_a_clickhouse_column_that_becomes_wider_and_one_that_comes(clickho
 
     async def change(exporter):
         for statement in ("MODIFY COLUMN n UInt32", "ADD COLUMN source String DEFAULT 'here'"):
-            clickhouse.sql(f"ALTER TABLE {place.name} {statement}")
+            await asyncio.to_thread(clickhouse.sql, f"ALTER TABLE {place.name} {statement}")
             delivered = exporter.stats().delivered
             await until(lambda before=delivered: exporter.stats().delivered > before)
 

@@ -5,6 +5,8 @@ A lane adds a rig here; `test_real.py` runs every scenario with every rig.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import uuid
 
 import batchqueue_async as bq
@@ -138,4 +140,63 @@ class RedisRig:
             ]
 
 
-RIGS = {"nats": ("nats_server", NatsRig), "redis": ("redis_server", RedisRig)}
+class RabbitRig:
+    name = "rabbitmq"
+
+    def __init__(self, server):
+        self.server = server
+        self.queue = f"q-{uuid.uuid4().hex[:8]}"
+
+    @contextlib.asynccontextmanager
+    async def _channel(self):
+        import aio_pika
+
+        connection = await aio_pika.connect(f"amqp://{self.server.address}/")
+        try:
+            yield await connection.channel()
+        finally:
+            await connection.close()
+
+    async def prepare(self):
+        async with self._channel() as channel:
+            await channel.declare_queue(self.queue, durable=True)
+
+    async def publish(self, bodies, *, key=None):
+        import aio_pika
+
+        headers = {"key": key} if key else None
+        async with self._channel() as channel:
+            for body in bodies:
+                message = aio_pika.Message(body, headers=headers, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+                await channel.default_exchange.publish(message, self.queue)
+
+    def consumer(self, handler, *, address=None, **options):
+        options = {**QUICK, "dead_letters": f"{self.queue}.dead", **options}
+        url = f"amqp://{address or self.server.address}/"
+        return intake.AmqpConsumer(url, self.queue, handler, heartbeat=1, **options)
+
+    async def _counts(self, column):
+        # rabbitmqctl knows what is unacknowledged; the protocol tells of what is ready alone.
+        listed = await asyncio.to_thread(self.server.ctl, "list_queues", "name", column, "--no-table-headers")
+        return next((int(line.split()[1]) for line in listed.splitlines() if line.split()[0] == self.queue), 0)
+
+    async def unsettled(self):
+        async with self._channel() as channel:
+            queue = await channel.declare_queue(self.queue, passive=True)
+            if ready := queue.declaration_result.message_count:
+                return ready  # the broker's command takes seconds
+        return await self._counts("messages")
+
+    async def unacked(self):
+        return await self._counts("messages_unacknowledged")
+
+    async def letters(self):
+        found = []
+        async with self._channel() as channel:
+            queue = await channel.declare_queue(f"{self.queue}.dead", durable=True)
+            while letter := await queue.get(fail=False):
+                found.append((letter.body, {name: str(value) for name, value in letter.headers.items()}))
+        return found
+
+
+RIGS = {"rabbitmq": ("rabbit_server", RabbitRig), "nats": ("nats_server", NatsRig), "redis": ("redis_server", RedisRig)}

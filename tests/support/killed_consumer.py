@@ -18,7 +18,7 @@ async def main() -> None:
         await asyncio.sleep(0.005)
         os.write(file, message.body + b"\n")
 
-    make = {"nats": intake.NatsConsumer, "redis": intake.RedisConsumer}[kind]
+    make = {"nats": intake.NatsConsumer, "rabbitmq": intake.AmqpConsumer, "redis": intake.RedisConsumer}[kind]
     positional = [options.pop("url"), options.pop("source")]
     async with make(*positional, handle, workers=8, prefetch=100, **options) as consumer:
         await consumer.closed()
