@@ -124,7 +124,31 @@ def metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {"map": package_map, "tests by fault": fault_tests, "metrics": metrics}
+def command_line() -> str:
+    """The help of every command, each before its own."""
+    import click  # noqa: PLC0415 - as above
+
+    from batchqueue_async.cli.main import build  # noqa: PLC0415 - as above
+
+    def helps(command: click.Command, name: str, above: click.Context | None) -> Iterator[str]:
+        context = click.Context(command, above, name, max_content_width=100, terminal_width=100)
+        context.help_option_names = ["-h", "--help"]
+        yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+        if isinstance(command, click.Group):
+            for each in command.list_commands(context):
+                found = command.get_command(context, each)
+                if found is not None:
+                    yield from helps(found, each, context)
+
+    return "\n".join(helps(build(), "batchqueue", None))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "map": package_map,
+    "tests by fault": fault_tests,
+    "metrics": metrics,
+    "command line": command_line,
+}
 
 
 def fill(text: str) -> str:

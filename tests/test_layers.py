@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "spark.pipelines": (*_CORE, "sinks", "sinks._shared", "spark"),
     # It reads what registers itself, and names the classes of views for types.
     "observe": (*_CORE, "queue", "runtime", "bridge", "durable", "export", "sinks"),
-    "cli": (*_CORE, "durable", "durable.disk", "export", "sinks", "sinks.sqlite", "spark.pipelines"),
+    "cli": (*_CORE, "durable", "durable.disk", "export", "observe", "sinks", "sinks.sqlite", "spark.pipelines"),
 }
 
 # Single modules that look ahead, each with its reason.

@@ -312,7 +312,8 @@ def test_nothing_optional_is_imported_with_the_package():
     code = (
         "import sys, threading; import batchqueue_async; "
         "extras = {'batchqueue_async.durable', 'cramjam', 'isal', 'yaml', "
-        " 'grpc', 'aiokafka', 'asyncpg', 'pyspark', 'pyarrow', 'prometheus_client', 'opentelemetry'}; "
+        " 'grpc', 'aiokafka', 'asyncpg', 'pyspark', 'pyarrow', 'prometheus_client', 'opentelemetry', "
+        " 'click', 'uvicorn'}; "
         "print(sorted(extras & set(sys.modules)), threading.active_count())"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)

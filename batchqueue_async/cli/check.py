@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchqueue_async.cli import run
+from batchqueue_async.cli.commands import command
 
 if TYPE_CHECKING:
-    from batchqueue_async.cli.main import Commands
+    from batchqueue_async.cli.commands import Command
 
 _TEXT = "say everything that is wrong with a pipeline's file, without starting Spark; status 1 if anything is"
 
 
-def register(commands: Commands) -> None:
-    """Add `check`."""
-    parser = commands.add_parser("check", help=_TEXT, description=_TEXT)
-    run.add_file(parser)
-    parser.set_defaults(run=run.check)
+def make() -> Command:
+    """The command."""
+    return command("check", run.check, _TEXT, run.file_params())

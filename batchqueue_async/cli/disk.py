@@ -10,17 +10,20 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.cli import letters as letters_file
+from batchqueue_async.cli.commands import PATH, Argument, command, flag, group, option, say
 from batchqueue_async.durable import DurableQueue
 from batchqueue_async.durable.disk import inspect
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable
+    from pathlib import Path
 
-    from batchqueue_async.cli.main import Commands
+    import click
+
+    from batchqueue_async.cli.commands import Arguments, Group
     from batchqueue_async.durable.disk.inspect import Overview
 
 _PREVIEW = 60
@@ -31,115 +34,124 @@ EXIT = (
 _SECRETS = "show the payloads: they may hold what others must not see"
 
 
-def register(commands: Commands) -> None:
-    """Add `disk` and its own commands."""
+def make() -> Group:
+    """The command with its own."""
     about = "inspect, verify and repair a durable queue's directory"
-    disk = commands.add_parser("disk", help=about, description=f"{about[0].upper()}{about[1:]}. {EXIT}")
-    actions = disk.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _add(actions, "inspect", _inspect, "segments, owner, counts, and what opening would repair")
-    _add(actions, "verify", _verify, "read and check every record; status 1 when something is damaged")
-    dump = _add(actions, "dump", _dump, "the records, one a line")
-    dump.add_argument("--settled", action="store_true", help="also records that are acknowledged and not yet deleted")
-    dump.add_argument("--limit", type=int, default=None, metavar="N", help="stop after N records")
-    dump.add_argument("--payloads", action="store_true", help=_SECRETS)
-    _add(actions, "stats", _stats, "counts alone")
-    repair = _add(actions, "repair", _repair, "do what opening the queue would do: cut, seal, quarantine")
-    repair.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    letters = actions.add_parser(
+    seqs = Argument("seq", "[SEQ]...", "numbers from `list`; all when none is given", type=int, nargs=-1)
+    payloads = flag("--payloads", _SECRETS)
+    before = option("--before", type=float, metavar="SECONDS", text="that died before this, since 1970")
+    name = Argument("name", "NAME", "its name in `quarantine/`, as `inspect` shows it")
+    letters = group(
         "dead-letters",
-        help="list or export the dead letters, delete them, or put them into the queue again",
-        description=f"The dead letters of a queue. {EXIT}",
+        "list or export the dead letters, delete them, or put them into the queue again",
+        [
+            _command("list", _list, "the dead letters, one per line", payloads),
+            _command("requeue", _requeue, "put dead letters into the queue again; needs the queue to be closed", seqs),
+            _command("purge", _purge, "delete dead letters; needs the queue to be closed", seqs, before),
+            _command(
+                "export",
+                letters_file.export,
+                "write dead letters to a file, with what is known of them",
+                *letters_file.params(),
+                about=letters_file.DESCRIPTION,
+            ),
+        ],
+        metavar="VERB",
+        about=f"The dead letters of a queue. {EXIT}",
     )
-    verbs = letters.add_subparsers(dest="verb", required=True, metavar="VERB")
-    listing = _add(verbs, "list", _list, "the dead letters, one a line")
-    listing.add_argument("--payloads", action="store_true", help=_SECRETS)
-    requeue = _add(verbs, "requeue", _requeue, "put dead letters into the queue again; needs the queue to be closed")
-    purge = _add(verbs, "purge", _purge, "delete dead letters; needs the queue to be closed")
-    purge.add_argument("seq", type=int, nargs="*", help="numbers from `list`; all when none is given")
-    purge.add_argument(
-        "--before", type=float, default=None, metavar="SECONDS", help="that died before this, since 1970"
-    )
-    export = _add(
-        verbs, "export", _list, "write dead letters to a file, with what is known of them", letters_file.DESCRIPTION
-    )
-    letters_file.add_arguments(export, Path)
-    restore = _add(actions, "restore", _restore, "put a segment back from the quarantine; needs the queue to be closed")
-    restore.add_argument("name", help="its name in `quarantine/`, as `inspect` shows it")
-    requeue.add_argument("seq", type=int, nargs="*", help="numbers from `list`; all when none is given")
+    actions = [
+        _command("inspect", _inspect, "segments, owner, counts, and what opening would repair"),
+        _command("verify", _verify, "read and check every record; status 1 when something is damaged"),
+        _command(
+            "dump",
+            _dump,
+            "the records, one per line",
+            flag("--settled", "also records that are acknowledged and not yet deleted"),
+            option("--limit", type=int, metavar="N", text="stop after N records"),
+            payloads,
+        ),
+        _command("stats", _stats, "counts alone"),
+        _command(
+            "repair",
+            _repair,
+            "do what opening the queue would do: cut, seal, quarantine",
+            flag("--dry-run", "only say what would be done"),
+        ),
+        letters,
+        _command("restore", _restore, "put a segment back from the quarantine; needs the queue to be closed", name),
+    ]
+    return group("disk", about, actions, metavar="ACTION", about=f"{about[0].upper()}{about[1:]}. {EXIT}")
 
 
-def _add(actions: Any, name: str, run: Any, text: str, about: str = "") -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(
-        name, help=text, description=about or f"{text[0].upper()}{text[1:]}. {EXIT}"
-    )
-    parser.add_argument("path", type=Path, metavar="DIRECTORY", help="the queue's directory")
-    parser.add_argument("--json", action="store_true", help="JSON, one document (dump and list: one a line)")
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _say(text: str) -> None:
-    print(text)  # noqa: T201 - a command line speaks by printing
+def _command(
+    name: str, run: Callable[[Arguments], int], text: str, *more: click.Parameter, about: str = ""
+) -> click.Command:
+    params = [
+        Argument("path", "DIRECTORY", "the queue's directory", type=PATH),
+        *more,
+        flag("--json", "JSON, one document (dump and list: one per line)"),
+    ]
+    return command(name, run, text, params, about=about or f"{text[0].upper()}{text[1:]}. {EXIT}")
 
 
 def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def _inspect(arguments: argparse.Namespace) -> int:
+def _inspect(arguments: Arguments) -> int:
     view = inspect.overview(arguments.path)
     if arguments.json:
-        _say(json.dumps(inspect.as_dict(view), indent=2))
+        say(json.dumps(inspect.as_dict(view), indent=2))
         return 0
     _say_counts(view)
     for entry in view.segments:
         state = "sealed" if entry.sealed else "open"
-        _say(
+        say(
             f"  {entry.name}  {entry.first_seq}..{entry.next_seq - 1}  {entry.unsettled} of {entry.records} records"
             f" wait  {entry.bytes} bytes  {state}  {_when(entry.created_at)}"
         )
     for name in view.quarantined:
-        _say(f"  quarantine/{name}")
+        say(f"  quarantine/{name}")
     # While an owner is running, its open segment only looks unfinished.
     for words in () if view.owner else view.repairs:
-        _say(f"  opening would: {words}")
+        say(f"  opening would: {words}")
     return 0
 
 
 def _say_counts(view: Overview) -> None:
     owner = f"owned by {view.owner}" if view.owner else "closed"
-    _say(f"{view.path}: queue {view.queue_id}, format {view.format}, {owner}")
-    _say(
+    say(f"{view.path}: queue {view.queue_id}, format {view.format}, {owner}")
+    say(
         f"  {view.records} records wait, {view.dead_letters} dead letters, {len(view.segments)} segments, "
         f"{view.disk_bytes} bytes on disk, {view.free_bytes} bytes free, next sequence number {view.next_seq}"
     )
 
 
-def _stats(arguments: argparse.Namespace) -> int:
+def _stats(arguments: Arguments) -> int:
     view = inspect.overview(arguments.path)
     if arguments.json:
         counts = inspect.as_dict(view)
         counts["segments"] = len(view.segments)
         counts["quarantined"] = len(view.quarantined)
         counts.pop("repairs")
-        _say(json.dumps(counts))
+        say(json.dumps(counts))
     else:
         _say_counts(view)
     return 0
 
 
-def _verify(arguments: argparse.Namespace) -> int:
+def _verify(arguments: Arguments) -> int:
     result = inspect.verify(arguments.path)
     if arguments.json:
-        _say(json.dumps(inspect.as_dict(result), indent=2))
+        say(json.dumps(inspect.as_dict(result), indent=2))
     else:
-        _say(f"{arguments.path}: {result.segments} segments, {result.frames} frames, {result.records} records checked")
+        say(f"{arguments.path}: {result.segments} segments, {result.frames} frames, {result.records} records checked")
         for problem in result.problems:
-            _say("  " + "  ".join(f"{key}={value}" for key, value in problem.items()))
+            say("  " + "  ".join(f"{key}={value}" for key, value in problem.items()))
     return 1 if result.problems else 0
 
 
-def _dump(arguments: argparse.Namespace) -> int:
+def _dump(arguments: Arguments) -> int:
     for at, record in enumerate(inspect.dump(arguments.path, settled=arguments.settled)):
         if arguments.limit is not None and at >= arguments.limit:
             break
@@ -156,24 +168,24 @@ def _say_record(shown: dict[str, Any], payload: bytes, *, payloads: bool, as_jso
     shown["size"] = len(payload)
     if payloads:
         shown["payload"] = payload.hex() if as_json else repr(payload[:_PREVIEW])
-    _say(json.dumps(shown) if as_json else "  ".join(f"{key}={value}" for key, value in shown.items()))
+    say(json.dumps(shown) if as_json else "  ".join(f"{key}={value}" for key, value in shown.items()))
 
 
-def _repair(arguments: argparse.Namespace) -> int:
+def _repair(arguments: Arguments) -> int:
     if arguments.dry_run:
         found = inspect.survey(arguments.path)
         words = [repair.words for repair in found.repairs]
         if arguments.json:
-            _say(json.dumps({"repairs": words}, indent=2))
+            say(json.dumps({"repairs": words}, indent=2))
         else:
-            _say("\n".join(f"would {entry}" for entry in words) or "nothing to repair")
+            say("\n".join(f"would {entry}" for entry in words) or "nothing to repair")
         return 0
     inspect.survey(arguments.path)
     report = asyncio.run(_open_and_close(arguments.path))
     if arguments.json:
-        _say(json.dumps(asdict(report), indent=2))
+        say(json.dumps(asdict(report), indent=2))
     else:
-        _say(
+        say(
             "\n".join([*report.repairs, *(f"failed: {entry}" for entry in report.failed_repairs)])
             or "nothing to repair"
         )
@@ -185,7 +197,7 @@ async def _open_and_close(path: Path) -> Any:
         return queue.recovery
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: Arguments) -> int:
     damaged: list[str] = []
     for letter in inspect.list_dead_letters(arguments.path, on_damage=damaged.append):
         shown = {
@@ -199,21 +211,21 @@ def _list(arguments: argparse.Namespace) -> int:
         }
         _say_record(shown, letter.payload, payloads=arguments.payloads, as_json=arguments.json)
     for words in damaged:
-        print(f"batchqueue: {words}; not in the list", file=sys.stderr)  # noqa: T201 - as `_say`
+        print(f"batchqueue: {words}; not in the list", file=sys.stderr)  # noqa: T201 - as `say`
     return 1 if damaged else 0
 
 
-def _requeue(arguments: argparse.Namespace) -> int:
+def _requeue(arguments: Arguments) -> int:
     inspect.survey(arguments.path)
-    count = asyncio.run(_put_back(arguments.path, arguments.seq or None))
-    _say(json.dumps({"requeued": count}) if arguments.json else f"{count} dead letters put into the queue again")
+    count = asyncio.run(_put_back(arguments.path, list(arguments.seq) or None))
+    say(json.dumps({"requeued": count}) if arguments.json else f"{count} dead letters put into the queue again")
     return 0
 
 
-def _purge(arguments: argparse.Namespace) -> int:
+def _purge(arguments: Arguments) -> int:
     inspect.survey(arguments.path)
-    count = asyncio.run(_delete(arguments.path, arguments.seq or None, arguments.before))
-    _say(json.dumps({"purged": count}) if arguments.json else f"{count} dead letters deleted")
+    count = asyncio.run(_delete(arguments.path, list(arguments.seq) or None, arguments.before))
+    say(json.dumps({"purged": count}) if arguments.json else f"{count} dead letters deleted")
     return 0
 
 
@@ -222,9 +234,9 @@ async def _delete(path: Path, seqs: list[int] | None, before: float | None) -> i
         return await queue.purge_dead_letters(seqs, before=before)
 
 
-def _restore(arguments: argparse.Namespace) -> int:
+def _restore(arguments: Arguments) -> int:
     name = inspect.restore(arguments.path, arguments.name)
-    _say(json.dumps({"restored": name}) if arguments.json else f"{name} is back; open or repair the queue")
+    say(json.dumps({"restored": name}) if arguments.json else f"{name} is back; open or repair the queue")
     return 0
 
 

@@ -10,14 +10,17 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO
 
+import click
+
+from batchqueue_async.cli.commands import PATH, Argument, flag, option, say
 from batchqueue_async.durable.disk import inspect
 from batchqueue_async.errors import BatchQueueError, ConfigError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
     from pathlib import Path
 
+    from batchqueue_async.cli.commands import Arguments
     from batchqueue_async.durable.dead_letters import DeadLetter
 
 DESCRIPTION = """\
@@ -27,25 +30,24 @@ and the file holds the others; 2 nothing was written."""
 _EVERY = 1.0
 
 
-def add_arguments(parser: argparse.ArgumentParser, path: type[Path]) -> None:
+def params() -> list[click.Parameter]:
     """What `export` takes besides the queue's directory."""
-    parser.add_argument("output", type=path, metavar="FILE", help="the file to make")
-    parser.add_argument("seq", type=int, nargs="*", help="numbers from `list`; all when none is given")
-    parser.add_argument(
-        "--format",
-        choices=("jsonl", "raw"),
-        default="jsonl",
-        help="jsonl: one JSON object per line with everything that is known, the payload as base64; "
-        "raw: the payloads alone, one per line (refused when a payload holds a line break)",
-    )
-    parser.add_argument("--force", action="store_true", help="replace FILE when it is there")
-    parser.add_argument(
-        "--progress", action="store_true", help="say on standard error how far it is; by itself on a terminal"
-    )
-    parser.set_defaults(run=export)
+    return [
+        Argument("output", "FILE", "the file to make", type=PATH),
+        Argument("seq", "[SEQ]...", "numbers from `list`; all when none is given", type=int, nargs=-1),
+        option(
+            "--format",
+            type=click.Choice(("jsonl", "raw")),
+            default="jsonl",
+            text="jsonl: one JSON object per line with everything that is known, the payload as base64; "
+            "raw: the payloads alone, one per line (refused when a payload holds a line break)",
+        ),
+        flag("--force", "replace FILE when it is there"),
+        flag("--progress", "say on standard error how far it is; by itself on a terminal"),
+    ]
 
 
-def export(arguments: argparse.Namespace) -> int:
+def export(arguments: Arguments) -> int:
     """Run the command; its exit status."""
     damaged: list[str] = []
     wanted = set(arguments.seq) or None
@@ -62,7 +64,7 @@ def export(arguments: argparse.Namespace) -> int:
     if missing:
         _tell(f"batchqueue: no dead letters with the numbers {', '.join(map(str, missing))}")
     count = {"exported": progress.count, "bytes": progress.size, "damaged": damaged, "missing": missing}
-    _say(
+    say(
         json.dumps(count)
         if arguments.json
         else f"{progress.count} dead letters, {progress.size} bytes, written to {arguments.output}"
@@ -150,7 +152,3 @@ def _copy(file: BinaryIO, lines: Iterator[tuple[int, bytes]], progress: _Progres
 
 def _tell(text: str) -> None:
     print(text, file=sys.stderr)  # noqa: T201 - a command line speaks by printing
-
-
-def _say(text: str) -> None:
-    print(text)  # noqa: T201 - as above

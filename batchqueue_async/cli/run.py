@@ -6,7 +6,6 @@ failed or was stopped, or a stop took too long.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -14,12 +13,15 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async.cli.commands import PATH, Argument, command, flag, option, raw, say
 from batchqueue_async.errors import BatchQueueError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchqueue_async.cli.main import Commands
+    import click
+
+    from batchqueue_async.cli.commands import Arguments, Command
     from batchqueue_async.spark.pipelines.pipeline import PipelineReport, SparkPipeline
 
 _TEXT = "run a pipeline of Spark from its file"
@@ -36,30 +38,30 @@ The first SIGINT or SIGTERM stops the queries in order, within timeouts.stop; th
 """
 
 
-def register(commands: Commands) -> None:
-    """Add `run`."""
-    run = commands.add_parser("run", help=_TEXT, description=_TEXT)
-    run.epilog, run.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
-    add_file(run)
-    run.add_argument("--check", action="store_true", help="only look for errors, without starting Spark")
-    run.add_argument("--explain", action="store_true", help="start Spark, print the plan of each query, and end")
-    run.add_argument("--once", action="store_true", help="take what the sources have now (availableNow), and end")
-    run.add_argument("--from", dest="since", metavar="TIME", help="write what happened from here on, as a batch job")
-    run.add_argument("--until", metavar="TIME", help="and before this; 2026-01-31 or 2026-01-31T12:00:00Z")
-    run.add_argument("--picture", type=Path, metavar="FILE", help="write rates, lag and batch times as SVG in the end")
-    run.add_argument("--quiet", action="store_true", help="show no table, only how it ended")
-    run.set_defaults(run=_run)
+def make() -> Command:
+    """The command."""
+    params = [
+        *file_params(),
+        flag("--check", "only look for errors, without starting Spark"),
+        flag("--explain", "start Spark, print the plan of each query, and end"),
+        flag("--once", "take what the sources have now (availableNow), and end"),
+        option("--from", "since", metavar="TIME", text="write what happened from here on, as a batch job"),
+        option("--until", metavar="TIME", text="and before this; 2026-01-31 or 2026-01-31T12:00:00Z"),
+        option("--picture", type=PATH, metavar="FILE", text="write rates, lag and batch times as SVG in the end"),
+        flag("--quiet", "show no table, only how it ended"),
+    ]
+    return command("run", _run, _TEXT, params, epilog=raw(_EPILOG))
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
+def file_params() -> list[click.Parameter]:
     """The arguments that name a file and what of it is set otherwise."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="the pipeline, in YAML")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="set a value: --set spark.master=local[4]"
-    )
+    return [
+        Argument("file", "FILE", "the pipeline, in YAML", type=PATH),
+        option("--set", multiple=True, metavar="NAME=VALUE", text="set a value: --set spark.master=local[4]"),
+    ]
 
 
-def load(arguments: argparse.Namespace) -> SparkPipeline:
+def load(arguments: Arguments) -> SparkPipeline:
     """The pipeline that the arguments name.
 
     Raises:
@@ -78,20 +80,20 @@ def load(arguments: argparse.Namespace) -> SparkPipeline:
     return SparkPipeline.from_file(arguments.file, overrides=overrides)
 
 
-def check(arguments: argparse.Namespace) -> int:
+def check(arguments: Arguments) -> int:
     """Say everything that is wrong with a file, without starting Spark; 1 if anything is."""
     try:
         pipeline = load(arguments)
     except ConfigError as error:
         for fault in error.faults or (error,):
-            _say(str(fault))
+            say(str(fault))
         return 1
     spec = pipeline.spec
-    _say(f"{arguments.file}: {len(spec.sources)} sources, {len(spec.views)} views, {len(spec.outputs)} outputs; fine")
+    say(f"{arguments.file}: {len(spec.sources)} sources, {len(spec.views)} views, {len(spec.outputs)} outputs; fine")
     return 0
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: Arguments) -> int:
     if arguments.check:
         return check(arguments)
     pipeline = load(arguments)
@@ -100,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
     before = {each: signal.signal(each, _stopper(stop)) for each in _SIGNALS}
     try:
         if arguments.explain:
-            _say(_explained(pipeline))
+            say(_explained(pipeline))
             return 0
         report = pipeline.run(once=arguments.once, since=since, until=until, stop=stop, watch=_watch(arguments))
     except TimeoutError as error:
@@ -133,7 +135,7 @@ def _explained(pipeline: SparkPipeline) -> str:
         spark.stop()
 
 
-def _watch(arguments: argparse.Namespace) -> Callable[[Any], bool] | None:
+def _watch(arguments: Arguments) -> Callable[[Any], bool] | None:
     from batchqueue_async.spark.pipelines.display import Display  # noqa: PLC0415 - after Spark's packages
 
     return None if arguments.quiet else Display(sys.stdout).watch
@@ -163,12 +165,8 @@ def _moment(name: str, text: str | None) -> Any:
 def _conclude(pipeline: SparkPipeline, report: PipelineReport) -> None:
     rows = sum(each.rows for each in report.queries)
     written = f"; written as batch jobs: {', '.join(report.batch)}" if report.batch else ""
-    _say(f"{pipeline.spec.name}: {rows:,} rows read in {report.seconds:.0f} s{written}")
+    say(f"{pipeline.spec.name}: {rows:,} rows read in {report.seconds:.0f} s{written}")
     for name, text in report.failed.items():
-        _say(f"{name}: given up: {text}")
+        say(f"{name}: given up: {text}")
     for name in report.stuck:
-        _say(f"did not end in order: {name}")
-
-
-def _say(text: str) -> None:
-    print(text)  # noqa: T201 - a command line speaks by printing
+        say(f"did not end in order: {name}")

@@ -7,31 +7,31 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from batchqueue_async.cli.commands import command, flag, option, say
 from batchqueue_async.export import sizing
 
 if TYPE_CHECKING:
-    import argparse
-
-    from batchqueue_async.cli.main import Commands
+    from batchqueue_async.cli.commands import Arguments, Command
 
 
-def register(commands: Commands) -> None:
-    """Add `size`."""
+def make() -> Command:
+    """The command."""
     text = "drain rate and drain time of an exporter's backlog, and what an outage needs"
-    size = commands.add_parser("size", help=text, description=text)
-    size.add_argument("--workers", type=int, required=True, metavar="N", help="batches under way at once")
-    size.add_argument("--latency", type=float, required=True, metavar="SECONDS", help="what the sink takes for one")
-    size.add_argument("--backlog", type=float, default=0.0, metavar="RECORDS", help="records that wait")
-    size.add_argument("--batch", type=int, default=1, metavar="RECORDS", help="records of a batch (1)")
-    size.add_argument("--arrival", type=float, default=0.0, metavar="RATE", help="records that come in, per second")
-    size.add_argument("--record-bytes", type=float, default=0.0, metavar="BYTES", help="the size of a record")
-    size.add_argument("--outage", type=float, default=0.0, metavar="SECONDS", help="an outage to keep everything in")
-    size.add_argument("--memory-percent", type=float, default=None, metavar="SHARE", help="a share of memory, e.g. 0.1")
-    size.add_argument("--json", action="store_true", help="JSON, one document")
-    size.set_defaults(run=_run)
+    params = [
+        option("--workers", type=int, required=True, metavar="N", text="batches under way at once"),
+        option("--latency", type=float, required=True, metavar="SECONDS", text="what the sink takes for one"),
+        option("--backlog", type=float, default=0.0, metavar="RECORDS", text="records that wait"),
+        option("--batch", type=int, default=1, metavar="RECORDS", text="records of a batch (1)"),
+        option("--arrival", type=float, default=0.0, metavar="RATE", text="records that come in, per second"),
+        option("--record-bytes", type=float, default=0.0, metavar="BYTES", text="the size of a record"),
+        option("--outage", type=float, default=0.0, metavar="SECONDS", text="an outage to keep everything in"),
+        option("--memory-percent", type=float, metavar="SHARE", text="a share of memory, e.g. 0.1"),
+        flag("--json", "JSON, one document"),
+    ]
+    return command("size", _run, text, params)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: Arguments) -> int:
     answer = sizing.drain(
         workers=arguments.workers,
         latency=arguments.latency,
@@ -56,10 +56,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.memory_percent is not None:
         found["memory_bytes"] = sizing.memory_share(arguments.memory_percent)
     if arguments.json:
-        _say(json.dumps({name: _finite(value) for name, value in found.items()}))
+        say(json.dumps({name: _finite(value) for name, value in found.items()}))
         return 0
     for name, value in found.items():
-        _say(f"{name.replace('_', ' '):22} {_shown(value)}")
+        say(f"{name.replace('_', ' '):22} {_shown(value)}")
     return 0
 
 
@@ -71,7 +71,3 @@ def _shown(value: float | None) -> str:
     if value is None or math.isinf(value):
         return "never: records come in faster than they leave"
     return f"{value:,.1f}".removesuffix(".0")
-
-
-def _say(text: str) -> None:
-    print(text)  # noqa: T201 - a command line speaks by printing

@@ -6,7 +6,6 @@ nothing to do (`reset`, `prune`), 2 the command could not do its work.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib
 import json
@@ -14,15 +13,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
+
 from batchqueue_async._support.redaction import without_credentials
 from batchqueue_async._support.units import parse_seconds
+from batchqueue_async.cli.commands import Argument, command, flag, group, option, say
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks.base import BatchKey, LedgerSink, PrunableSink, Sink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite.sink import SqliteSink
 
 if TYPE_CHECKING:
-    from batchqueue_async.cli.main import Commands
+    from collections.abc import Callable
+
+    from batchqueue_async.cli.commands import Arguments, Group
     from batchqueue_async.sinks.base import Delivered, StagedPart
 
 _OLD = 7 * 24 * 3600.0
@@ -32,64 +36,76 @@ _SQLITE = b"SQLite format 3\0"
 _DATABASE = ("postgresql://", "postgres://", "env:", "file:")
 
 
-def register(commands: Commands) -> None:
-    """Add `spark` and its own commands."""
-    text = "list, reset and prune what Spark's queries delivered and staged"
-    spark = commands.add_parser("spark", help=text, description=text)
-    spark.epilog = _EXIT
-    things = spark.add_subparsers(dest="thing", required=True, metavar="THING")
-    text = "which batches of which queries are in, so that they are not delivered again"
-    ledger = things.add_parser("ledger", help=text, description=text, epilog=_EXIT)
-    actions = ledger.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _add(actions, "list", _list_ledger, "each source, its last batch, and when that was noted")
-    reset = _add(
-        actions,
-        "reset",
-        _reset_ledger,
-        "forget a source: what its query repeats is delivered again",
-    )
-    reset.add_argument("--source", required=True, help="a name from `list`; with all of its writes and parts")
-    prune = _add(actions, "prune", _prune_ledger, "forget the sources that noted nothing for long")
-    _add_age(prune, "90d")
-    text = "what tasks wrote and nobody has published"
-    staging = things.add_parser("staging", help=text, description=text, epilog=_EXIT)
-    actions = staging.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _add(actions, "list", _list_staging, "each part; status 1 when one was not changed for a week")
-    reset = _add(actions, "reset", _reset_staging, "drop what is staged for a source; its job must have ended")
-    reset.add_argument("--source", required=True, help="a source from `list`")
-    reset.add_argument("--batch", type=int, default=None, metavar="N", help="this batch alone; all when none is given")
-    prune = _add(actions, "prune", _prune_staging, "drop what was not changed for long")
-    _add_age(prune, "7d")
-
-
-def _add(actions: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, epilog=_EXIT)
-    parser.add_argument("target", metavar="TARGET", help=_TARGET)
-    parser.add_argument("--table", default="rows", help="the table of a database (rows)")
-    parser.add_argument("--namespace", default=None, metavar="SCHEMA", help="the schema of the table, in PostgreSQL")
-    parser.add_argument("--json", action="store_true", help="JSON, one document")
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _add_age(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--older-than", type=_seconds, default=default, metavar="AGE", help=f'such as "12h" or "30d" ({default})'
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
-
-
-def _seconds(text: str) -> float:
-    found = parse_seconds(text)
+def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """An age as seconds."""
+    found = parse_seconds(value)
     if found is None:
-        raise argparse.ArgumentTypeError(f'{text!r} is not a time; give one such as "12h" or "30d"')
+        raise click.BadParameter(f'{value!r} is not a time; give one such as "12h" or "30d"', ctx, param)
     return found
+
+
+def make() -> Group:
+    """The command with its own."""
+    ledger = group(
+        "ledger",
+        "which batches of which queries are in, so that they are not delivered again",
+        [
+            _command("list", _list_ledger, "each source, its last batch, and when that was noted"),
+            _command(
+                "reset",
+                _reset_ledger,
+                "forget a source: what its query repeats is delivered again",
+                option("--source", required=True, text="a name from `list`; with all of its writes and parts"),
+            ),
+            _command("prune", _prune_ledger, "forget the sources that noted nothing for long", *_age("90d")),
+        ],
+        metavar="ACTION",
+        epilog=_EXIT,
+    )
+    staging = group(
+        "staging",
+        "what tasks wrote and nobody has published",
+        [
+            _command("list", _list_staging, "each part; status 1 when one was not changed for a week"),
+            _command(
+                "reset",
+                _reset_staging,
+                "drop what is staged for a source; its job must have ended",
+                option("--source", required=True, text="a source from `list`"),
+                option("--batch", type=int, metavar="N", text="this batch alone; all when none is given"),
+            ),
+            _command("prune", _prune_staging, "drop what was not changed for long", *_age("7d")),
+        ],
+        metavar="ACTION",
+        epilog=_EXIT,
+    )
+    text = "list, reset and prune what Spark's queries delivered and staged"
+    return group("spark", text, [ledger, staging], metavar="THING", epilog=_EXIT)
+
+
+def _command(name: str, run: Callable[[Arguments], int], text: str, *more: click.Parameter) -> click.Command:
+    params = [
+        Argument("target", "TARGET", _TARGET),
+        option("--table", default="rows", text="the table of a database (rows)"),
+        option("--namespace", metavar="SCHEMA", text="the schema of the table, in PostgreSQL"),
+        *more,
+        flag("--json", "JSON, one document"),
+    ]
+    return command(name, run, text, params, epilog=_EXIT)
+
+
+def _age(default: str) -> list[click.Parameter]:
+    text = f'such as "12h" or "30d" ({default})'
+    return [
+        option("--older-than", callback=_seconds, default=default, metavar="AGE", text=text),
+        flag("--dry-run", "only say what would go"),
+    ]
 
 
 # --- targets
 
 
-def _sink(arguments: argparse.Namespace) -> Sink:
+def _sink(arguments: Arguments) -> Sink:
     """The sink that the target belongs to."""
     target: str = arguments.target
     if target.startswith(_DATABASE):
@@ -135,7 +151,7 @@ class _FileNotes:
         return int(self._ledger.forget(sources))
 
 
-def _notes(arguments: argparse.Namespace) -> Any:
+def _notes(arguments: Arguments) -> Any:
     """What keeps the notes of the target."""
     path = Path(arguments.target)
     if not arguments.target.startswith(_DATABASE) and not path.is_dir() and not _starts_with(arguments.target, _SQLITE):
@@ -149,7 +165,7 @@ def _notes(arguments: argparse.Namespace) -> Any:
     return sink
 
 
-def _staged(arguments: argparse.Namespace) -> PrunableSink:
+def _staged(arguments: Arguments) -> PrunableSink:
     sink = _sink(arguments)
     if not isinstance(sink, PrunableSink):
         raise ConfigError(f"{arguments.target!r}: nothing is staged for such a target; give {_TARGET}")
@@ -164,7 +180,7 @@ class _Kept(NamedTuple):
     gone: list[Delivered]
 
 
-async def _ask_ledger(arguments: argparse.Namespace, choose: Any, *, dry: bool = False) -> _Kept:
+async def _ask_ledger(arguments: Arguments, choose: Any, *, dry: bool = False) -> _Kept:
     """The notes, and those that `choose` takes, which are taken back."""
     keeper = _notes(arguments)
     try:
@@ -182,13 +198,13 @@ def _none(note: Delivered) -> bool:  # noqa: ARG001 - as those that choose
     return False
 
 
-def _list_ledger(arguments: argparse.Namespace) -> int:
+def _list_ledger(arguments: Arguments) -> int:
     notes = asyncio.run(_ask_ledger(arguments, _none)).notes
     _show(arguments, [_note(each) for each in notes], "no batch is noted")
     return 0
 
 
-def _reset_ledger(arguments: argparse.Namespace) -> int:
+def _reset_ledger(arguments: Arguments) -> int:
     source: str = arguments.source
 
     def chosen(note: Delivered) -> bool:
@@ -200,7 +216,7 @@ def _reset_ledger(arguments: argparse.Namespace) -> int:
     return 0 if gone else 1
 
 
-def _prune_ledger(arguments: argparse.Namespace) -> int:
+def _prune_ledger(arguments: Arguments) -> int:
     before = time.time() - arguments.older_than
 
     def chosen(note: Delivered) -> bool:
@@ -219,14 +235,14 @@ def _note(note: Delivered) -> dict[str, Any]:
 # --- what is staged
 
 
-def _list_staging(arguments: argparse.Namespace) -> int:
+def _list_staging(arguments: Arguments) -> int:
     parts = asyncio.run(_ask_staging(arguments))
     _show(arguments, [_part(each) for each in parts], "nothing is staged")
     old = time.time() - _OLD
     return 1 if any(each.changed is not None and each.changed < old for each in parts) else 0
 
 
-def _reset_staging(arguments: argparse.Namespace) -> int:
+def _reset_staging(arguments: Arguments) -> int:
     def chosen(key: BatchKey) -> bool:
         return key.source == arguments.source and arguments.batch in {None, key.number}
 
@@ -235,18 +251,18 @@ def _reset_staging(arguments: argparse.Namespace) -> int:
     return 0 if parts else 1
 
 
-def _prune_staging(arguments: argparse.Namespace) -> int:
+def _prune_staging(arguments: Arguments) -> int:
     parts = asyncio.run(_prune(arguments))
     words = "would be dropped: " if arguments.dry_run else "dropped: "
     _show(arguments, [_part(each) for each in parts], "nothing is that old", words)
     return 0 if parts else 1
 
 
-async def _ask_staging(arguments: argparse.Namespace) -> list[StagedPart]:
+async def _ask_staging(arguments: Arguments) -> list[StagedPart]:
     return await _staged(arguments).staged()
 
 
-async def _drop(arguments: argparse.Namespace, chosen: Any) -> list[StagedPart]:
+async def _drop(arguments: Arguments, chosen: Any) -> list[StagedPart]:
     sink = _staged(arguments)
     parts = [each for each in await sink.staged() if chosen(each.key)]
     for key in dict.fromkeys(each.key for each in parts):
@@ -254,7 +270,7 @@ async def _drop(arguments: argparse.Namespace, chosen: Any) -> list[StagedPart]:
     return parts
 
 
-async def _prune(arguments: argparse.Namespace) -> list[StagedPart]:
+async def _prune(arguments: Arguments) -> list[StagedPart]:
     sink = _staged(arguments)
     before = await sink.staged()
     if arguments.dry_run:
@@ -276,18 +292,14 @@ def _part(part: StagedPart) -> dict[str, Any]:
 # --- output
 
 
-def _show(arguments: argparse.Namespace, rows: list[dict[str, Any]], nothing: str, words: str = "") -> None:
+def _show(arguments: Arguments, rows: list[dict[str, Any]], nothing: str, words: str = "") -> None:
     if arguments.json:
-        _say(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
     elif not rows:
-        _say(f"{without_credentials(arguments.target)}: {nothing}")
+        say(f"{without_credentials(arguments.target)}: {nothing}")
     for row in [] if arguments.json else rows:
-        _say(words + "  ".join(f"{name}={'unknown' if value is None else value}" for name, value in row.items()))
+        say(words + "  ".join(f"{name}={'unknown' if value is None else value}" for name, value in row.items()))
 
 
 def _when(seconds: float | None) -> str | None:
     return None if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _say(text: str) -> None:
-    print(text)  # noqa: T201 - a command line speaks by printing

@@ -132,20 +132,28 @@ class OpsClient:
         try:
             return json.loads(body)
         except ValueError:
-            text = body.decode(errors="replace").strip()
-            raise BatchQueueError(f"{self.target}: {path} answered {status}: {text}") from None
+            raise self._refused(path, status, body) from None
 
     def status(self, component: str | None = None) -> Any:
         """What `/status` says of the process, or of one component."""
         return self.json("/status") if component is None else self.json("/status", component=component)
 
-    def frames(self) -> Iterator[Any]:
-        """The frames of the live page, one per second, until the process ends or the iterator is closed."""
-        connection, headers, prefix = self._connect(None)
+    def frames(self, *, timeout: float | None = None) -> Iterator[Any]:
+        """The frames of the live page, one per second, until the process ends or the iterator is closed.
+
+        Args:
+            timeout: for how many seconds nothing may come; None waits without a limit.
+
+        Raises:
+            BatchQueueError: the process does not answer, or not with frames, as where a token is needed.
+        """
+        connection, headers, prefix = self._connect(timeout)
         with contextlib.closing(connection):
             try:
                 connection.request("GET", f"{prefix}/events", headers=headers)
                 answer = connection.getresponse()
+                if answer.status != http.HTTPStatus.OK:
+                    raise self._refused("/events", answer.status, answer.read())
                 event = "message"
                 while line := answer.readline().decode():
                     name, _, value = line.rstrip("\n").partition(": ")
@@ -166,6 +174,9 @@ class OpsClient:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         return kind(parts.netloc, timeout=timeout), headers, parts.path.rstrip("/")
 
+    def _refused(self, path: str, status: int, body: bytes) -> BatchQueueError:
+        return BatchQueueError(f"{self.target}: {path} answered {status}: {body.decode(errors='replace').strip()}")
+
     def _silent(self, error: Exception) -> BatchQueueError:
         return BatchQueueError(f"{self.target}: no answer ({error}); does the process run, and with observe.serve?")
 
@@ -174,7 +185,7 @@ def _resolved(target: str | int | Path | None) -> str | Path:
     if isinstance(target, Path):
         return target
     if isinstance(target, str) and target.startswith(("http://", "https://")):
-        return target
+        return _checked(target)
     if isinstance(target, str) and not target.isdecimal():
         return Path(target.removeprefix("unix:"))
     found = find_processes()
@@ -187,3 +198,15 @@ def _resolved(target: str | int | Path | None) -> str | Path:
         if each.pid == int(target):
             return each.path
     raise ConfigError(f"process {target}: has no socket of this user; those that answer: {shown}")
+
+
+def _checked(url: str) -> str:
+    """A URL that names a host, and a port that can be one."""
+    try:
+        parts = urlsplit(url)
+        named = parts.hostname and parts.port != 0
+    except ValueError:
+        named = False
+    if not named:
+        raise ConfigError(f"{url}: is not a URL of a process; give one such as http://127.0.0.1:9464")
+    return url

@@ -324,7 +324,7 @@ def _disk(disk: DiskView, recent: Recent) -> Finding:
             component=name,
             state="degraded",
             problem=f"has {count(damaged, 'damaged record')}",
-            advice="run `batchqueue disk check` on the directory; what is damaged is kept aside",
+            advice="run `batchqueue disk verify` on the directory; what is damaged is kept aside",
         )
     free = stats.free_bytes
     if free is not None and stats.max_bytes and free < stats.max_bytes - stats.disk_bytes:
