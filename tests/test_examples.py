@@ -24,6 +24,7 @@ from kafka_tools import create, read
         "local_demo.py",
         "clickhouse_exporter.py",
         "kafka_to_postgres.py",
+        "rabbitmq_by_type.py",
     ],
 )
 def test_help(name, tmp_path):
@@ -92,6 +93,14 @@ def test_kafka_exporter(kafka, tmp_path):
         by_user[message.key].append(json.loads(message.value)["n"])
     assert len(by_user) == 50
     assert all(numbers == list(range(numbers[0], 500, 50)) for numbers in by_user.values())
+
+
+def test_rabbitmq_by_type(rabbit_server, tmp_path):
+    lines = run("rabbitmq_by_type.py", f"amqp://{rabbit_server.address}/", "--publish", "300", cwd=tmp_path)
+    # of 0 to 299, every third is an order, and 99, 199 and 299 can't be decoded
+    assert lines[0].startswith("99 orders in ")
+    assert ", 198 visits in " in lines[0]
+    assert lines[1:] == ["3 to events.dead"]
 
 
 def test_opensearch_exporter(opensearch, tmp_path):

@@ -69,9 +69,14 @@ async def acknowledges(subject):
     await session.flush()
     await session.end()
     session = await subject.connect()
-    again = {each.body for each in await taken(session, 10, seconds=subject.patience)}
+    again = set()
+    try:
+        async with asyncio.timeout(subject.patience):
+            while len(again) < 10:
+                again |= {each.body for each in await session.take(Room(20, 1 << 20))}
+    finally:
+        await session.end()
     assert again == set(bodies(20)) - done, "what comes again is not what was not acknowledged"
-    await session.end()
 
 
 async def releases(subject):
@@ -83,9 +88,13 @@ async def releases(subject):
     await session.flush()
     await session.end()
     session = await subject.connect()
-    again = await taken(session, 5, seconds=subject.patience)
-    assert sorted(each.body for each in again) == sorted(bodies(5)), "what was given back did not come again"
-    await session.end()
+    again = set()
+    try:
+        async with asyncio.timeout(subject.patience):
+            while again != set(bodies(5)):  # a broker that took the first session for alive sent some there once more
+                again |= {each.body for each in await session.take(Room(10, 1 << 20))}
+    finally:
+        await session.end()
 
 
 async def ends(subject):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .measuring import Row
 
 # Modules of this package, imported when their turn comes.
-BROKERS = ("pool", "nats", "redis")
+BROKERS = ("pool", "rabbit", "nats", "redis")
 
 
 def show(row: Row) -> str:
