@@ -43,15 +43,12 @@ types: $(STAMP) ## mypy and pyright, both strict
 java: ## the Java that Spark needs: installed when it is missing and this is root, else its command is shown
 	@$(PYTHON) .ci/java.py
 
-# What runs with the hot path in Python too, first; the coverage gate counts both runs.
-BOTH := tests/queue tests/bridge tests/runtime tests/_native
-
-# Without Java, Spark's tests are skipped and the coverage gate can't hold; in CI (CI is set) that is a failure.
+# Without Java, Spark's tests are skipped and the coverage gate can't hold; in CI (CI is set) that is a failure. The core runs
+# a second time with the hot path in Python; the gate counts all parts.
 .PHONY: unit
-unit: $(STAMP) ## all tests, with the coverage gate
+unit: $(STAMP) ## all tests, in parts, two at a time, with the coverage gate
 	@$(PYTHON) .ci/java.py || test -z "$$CI"
-	BATCHQUEUE_PURE=1 $(BIN)/pytest --cov --cov-report= --cov-fail-under=0 $(BOTH)
-	$(BIN)/pytest --cov --cov-append --cov-report=term $$($(PYTHON) .ci/java.py --check || echo --cov-fail-under=0)
+	$(BIN)/python .ci/suite.py $$($(PYTHON) .ci/java.py --check || echo --no-gate)
 
 .PHONY: test-native
 test-native: $(STAMP) ## the compiled hot path and hostile objects under AddressSanitizer and UBSan; FUZZ=60 seconds

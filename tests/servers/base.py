@@ -290,6 +290,7 @@ def apt_install(*packages: str) -> None:
     with lock("apt"), _no_services():
         install = [apt, "install", "--yes", "--quiet", "--no-install-recommends", *packages]
         if not _succeeds(install):
+            _succeeds(["dpkg", "--configure", "-a"])  # after an installation that was cut off
             _succeeds([apt, "update", "--quiet"])
             if not _succeeds(install):
                 raise UnavailableError(f"apt-get install {' '.join(packages)} fails")
