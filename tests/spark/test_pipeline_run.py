@@ -125,7 +125,13 @@ def test_levels_with_watermarks_are_what_a_batch_job_says(spark, tmp_path):
             "five": {"view": "fives", "to": sqlite("five")},
         },
     )
-    report = made.run(spark=spark, watch=until(lambda _: len(rows(tmp_path / "out.db", "five")) >= 3))
+
+    def seen(run):
+        """The rows of L2, and Spark's report of the batch that they came with, which follows its commit."""
+        watermark = next(each for each in run.queries() if each.name == "five").watermark
+        return len(rows(tmp_path / "out.db", "five")) >= 3 and watermark is not None and watermark > START.timestamp()
+
+    report = made.run(spark=spark, watch=until(seen))
     assert report.code == 0
     frames = made.batch(spark, until=START.replace(minute=5))
     for view, table, column in (("minutes", "minute", "minute"), ("fives", "five", "five")):
