@@ -113,7 +113,7 @@ def test_opensearch_exporter(opensearch, tmp_path):
 def test_clickhouse_exporter(clickhouse, tmp_path):
     lines = run("clickhouse_exporter.py", "--url", clickhouse.url, "--count", "300", cwd=tmp_path)
     assert lines[0].startswith(
-        "refused 1: table `events`: column 'size' of type UInt32 would change a whole number out of"
+        "refused 1: PermanentError: table `events`: column 'size' of type UInt32 would change a whole number out of"
     )
     assert lines[1:] == ["accepted 300, delivered 299, dead 1"]
     assert [row["id"] for row in clickhouse.rows("events", "id")] == list(range(299))
