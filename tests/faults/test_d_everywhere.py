@@ -222,6 +222,12 @@ def test_d_2_3_8_22_everything_fails_from_some_call_on_until_the_crash(name, kin
         prover.prove(dict.fromkeys(range(place, place + 2_000), kind), every=1 if CHAOS else 5, seed=place)
 
 
+def test_d_37_a_refused_batch_that_could_not_be_cut_off_keeps_its_numbers():
+    """Nothing else takes them: a record that took the first would leave the others as a part of the batch."""
+    for place in range(26, 37):  # around the check of the segment behind the write of the second batch
+        PROVERS["compacted"]().prove(dict.fromkeys(range(place, place + 2_000), "MemoryError"), every=1, seed=place)
+
+
 LEVELS = ("always", "always", "interval", "os")
 
 

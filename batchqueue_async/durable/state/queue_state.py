@@ -126,6 +126,8 @@ class QueueState:
         done = outcome.round.frames[: outcome.done]
         for frame in done:
             self._written(frame)
+        if outcome.error is not None:
+            self.next_seq = max(self.next_seq, outcome.left_behind)
         for number, _, _ in outcome.closed:
             entry = self.segments[number]
             entry.arm_compaction(entry.end - entry.first)

@@ -78,7 +78,8 @@ class Moved:
 class Outcome:
     """What came of a round: the first `done` frames are safe at their level, the others met `error`.
 
-    `failures` are the errors that were met on the way, those that a fresh segment has made good too.
+    `failures` are the errors that were met on the way, those that a fresh segment has made good too. `left_behind` is
+    the number after the last refused record that could not be taken off the disk again, 0 if there is none.
     """
 
     round: Round
@@ -89,6 +90,7 @@ class Outcome:
     closed: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     moved: list[Moved] = field(default_factory=list[Moved])
     proven: tuple[int, int] | None = None
+    left_behind: int = 0
     dirty: bool = False
     hints_dirty: bool = False
     synced: bool = False
@@ -455,7 +457,10 @@ class Writer:
         try:
             self._files.truncate(old.path, cut)
         except Exception:  # noqa: BLE001 - as in `run`
-            # What is left behind was not confirmed, and what takes its numbers has a segment of a higher number.
+            # What is left behind was not confirmed. If it is refused, its numbers are given to nothing else: what took
+            # some of them would leave a part of an atomic frame.
+            if not earlier and work.frames:
+                self._outcome.left_behind = work.frames[-1].first + work.frames[-1].count
             with suppress(Exception):
                 size = max(size, self._files.size(old.path))
         self._outcome.closed.append((old.number, cut, size))
@@ -473,8 +478,11 @@ class Writer:
         if fresh is not None:
             self._active = None
             fresh.abandon()
-            with suppress(Exception):
+            try:
                 self._files.unlink(fresh.path)
+            except Exception:  # noqa: BLE001 - as in `run`; and as for what could not be cut off
+                if not earlier and outcome.round.frames:
+                    outcome.left_behind = outcome.round.frames[-1].first + outcome.round.frames[-1].count
             del outcome.opened[opened:]
         self._retained = earlier
         self._retained_bytes = sum(frame.raw for frame, _ in earlier)
