@@ -88,9 +88,10 @@ class QueueObserver(Generic[T]):
         self._router = router
         self._drains = drains
         self._probe = LoopProbe(loop)
-        self._last: tuple[float, QueueStats] | None = None
         self._shutdown = shutdown
         self._inbox: ThreadInbox | None = None
+        # An empty queue's numbers add up. A reader who comes amid every step gets them, and their age.
+        self._last = (time.monotonic(), self.read())
 
     def attach_inbox(self, inbox: ThreadInbox) -> None:
         """Count what waits in the inbox of other threads, too."""
@@ -109,10 +110,8 @@ class QueueObserver(Generic[T]):
             if stats.adds_up:
                 self._last = (time.monotonic(), stats)
                 return stats
-        if self._last is not None:
-            read_at, last = self._last
-            return replace(last, age=time.monotonic() - read_at, loop_lag=lag)
-        return self.read(lag)
+        read_at, last = self._last
+        return replace(last, age=time.monotonic() - read_at, loop_lag=lag)
 
     def read(self, loop_lag: float = 0.0) -> QueueStats:
         """The numbers as they stand."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from batchqueue_async import BatchQueueError, ConfigError, observe
+from batchqueue_async._support.registry import everything
 from batchqueue_async.cli import top
 from batchqueue_async.cli.main import main
 from batchqueue_async.observe import client
@@ -54,7 +55,11 @@ class Served:
 
 
 def confine(monkeypatch, directory):
-    """Sockets are looked for here alone: other processes of the machine are not found."""
+    """Sockets are looked for here alone: other processes of the machine are not found.
+
+    Nor does this process know what earlier tests have left, and the collector has not yet come to.
+    """
+    monkeypatch.setattr(everything, "_things", {})
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
     monkeypatch.setattr(tempfile, "tempdir", directory)
     # A loaded machine is not a reason for another result.

@@ -81,6 +81,18 @@ async def test_numbers_that_do_not_add_up_are_replaced_by_older_ones_with_their_
     await queue.shutdown()
 
 
+async def test_a_first_reader_who_comes_amid_every_step_gets_the_empty_queue_and_its_age(monkeypatch):
+    queue = make(consumer=RecordingHandler[Item]())
+    await queue.produce(Item(1))
+    monkeypatch.setattr(observer.QueueStats, "adds_up", property(lambda stats: False))
+    stale = queue.peek()
+    monkeypatch.undo()
+    assert (stale.accepted, stale.used) == (0, 0)
+    assert stale.age > 0
+    assert stale.adds_up
+    await queue.shutdown()
+
+
 async def test_a_table_that_grows_while_it_is_read_is_read_again(monkeypatch):
     queue = make(consumer=RecordingHandler[Item]())
     turns = iter([RuntimeError("dictionary changed size during iteration")])
