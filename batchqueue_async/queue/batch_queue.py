@@ -136,6 +136,7 @@ class BatchQueue(Entrance, Generic[T]):
         self._drains = [
             DrainTask(index, rules, self._dispatcher, self._latency, self._loop) for index in range(workers)
         ]
+        self._crowded: set[Partition[T]] = set()
         made = [self._make_partition(index) for index in range(partitions)]
         # Kept by type, items lose their order among types: a single consumer, dropping the oldest, and a bound by
         # bytes, which goes by the order of the items, want that.
@@ -144,7 +145,9 @@ class BatchQueue(Entrance, Generic[T]):
             and config.strategy is not BufferStrategy.DROP_OLDEST
             and config.buffer_bytes is None
         )
-        self._router = PartitionRouter(name, config.make_selector(), made, grows=self._grows, lanes=lanes)
+        self._router = PartitionRouter(
+            name, config.make_selector(), made, crowded=self._crowded, grows=self._grows, lanes=lanes
+        )
         for partition in made:
             self._drains[partition.index % workers].adopt(partition)
         self._intake: Intake[T] = Intake(name, config, self._router, self._counters, self._home)
@@ -193,9 +196,9 @@ class BatchQueue(Entrance, Generic[T]):
     def _make_partition(self, index: int) -> Partition[T]:
         config = self.config
         if config.buffer_bytes is None or config.size_of is None:
-            return Partition(index, config.buffer_size)
+            return Partition(index, config.buffer_size, crowded=self._crowded)
         byte_room = ByteRoom(self.name, config.buffer_bytes, config.size_of)
-        return Partition(index, config.buffer_size, byte_room=byte_room)
+        return Partition(index, config.buffer_size, byte_room=byte_room, crowded=self._crowded)
 
     def _resolve_counts(self) -> tuple[int, int]:
         config = self.config

@@ -109,6 +109,7 @@ class Partition(Place, Generic[T]):
         "capacity",
         "closed",
         "credits",
+        "crowded",
         "flight_start",
         "getters",
         "held",
@@ -135,6 +136,7 @@ class Partition(Place, Generic[T]):
         on_ready: Callable[[Partition[T]], float] | None = None,
         *,
         byte_room: ByteRoom[T] | None = None,
+        crowded: set[Partition[T]] | None = None,
     ) -> None:
         self.index = index
         # -- what is inside
@@ -159,6 +161,8 @@ class Partition(Place, Generic[T]):
         self.held = 0
         """Places kept for items of types that are moving here, and for the inbox of other threads."""
         self.waiters: WaiterQueue | None = None
+        self.crowded = crowded
+        """Those of the queue's partitions where somebody waits: each enters and leaves by itself."""
         self.credits: PartitionCredits | None = None
         """The share of this partition that the inbox of other threads has."""
         # -- who takes out
@@ -519,6 +523,8 @@ class Partition(Place, Generic[T]):
     def _line(self) -> WaiterQueue:
         if self.waiters is None:
             self.waiters = WaiterQueue()
+            if self.crowded is not None:
+                self.crowded.add(self)
         return self.waiters
 
     def _joined(self, waiter: Waiter) -> Waiter:
@@ -600,6 +606,8 @@ class Partition(Place, Generic[T]):
     def _forget_idle_waiters(self) -> None:
         if self.waiters is not None and not (self.waiters.waiting or self.waiters.granted):
             self.waiters = None
+            if self.crowded is not None:
+                self.crowded.discard(self)
 
     # -- going out -----------------------------------------------------------------------------------------------
 

@@ -45,9 +45,17 @@ class PartitionRouter(Generic[T]):
     """
 
     def __init__(
-        self, name: str, selector: Selector[T], partitions: list[Partition[T]], *, grows: bool, lanes: bool
+        self,
+        name: str,
+        selector: Selector[T],
+        partitions: list[Partition[T]],
+        *,
+        crowded: set[Partition[T]],
+        grows: bool,
+        lanes: bool,
     ) -> None:
         self.name = name
+        self._crowded = crowded
         self.selector = selector
         self.partitions = partitions
         self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
@@ -122,8 +130,8 @@ class PartitionRouter(Generic[T]):
         Left where it is it would wait for a partition that its item has nothing to do with any more, while later
         items of its type pass it.
         """
-        crowded = [partition for partition in self.partitions if partition.waiters is not None]
-        for partition in crowded:
+        # Kept by the partitions, since to look for them would cost each of many types that are added all partitions.
+        for partition in sorted(self._crowded, key=lambda each: each.index):
             for waiter in partition.everyone_waiting():
                 if waiter.stays:
                     continue

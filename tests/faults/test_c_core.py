@@ -727,6 +727,24 @@ def test_c_17_one_item_costs_the_same_after_thousands_of_types():
     assert many < 1.2 * few, (few, many)
 
 
+async def _add(handlers: int) -> int:
+    queue = make(partitions=bq.PartitionPolicy.adaptive())
+    handler = RecordingHandler[Any]()
+    many = kinds(handlers)
+    for kind in many[:-50]:
+        queue.add_handler(kind, handler)
+    with Meter() as meter:
+        for kind in many[-50:]:
+            queue.add_handler(kind, handler)
+    await queue.shutdown()
+    return meter.lines
+
+
+def test_c_17_a_handler_that_is_added_costs_the_same_after_thousands_of_partitions():
+    few, many = _run(_add(300)), _run(_add(4_000))
+    assert many < 1.2 * few, (few, many)
+
+
 async def _types_through(count: int) -> int:
     queue = make(partitions=bq.PartitionPolicy.adaptive(), buffer_size=100)
     handler = RecordingHandler[Any]()
