@@ -17,6 +17,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from batchqueue_async._native import one_type, sort_run
 from batchqueue_async._support import log
+from batchqueue_async._support.contexts import has_left, restore_context
 from batchqueue_async._support.handlers import call_of, method_of
 from batchqueue_async._support.last_error import ErrorKeeper
 from batchqueue_async._support.log import describe
@@ -24,7 +25,6 @@ from batchqueue_async.config import Again, HandlerOptions
 from batchqueue_async.errors import RetryableError, UnhandledTypeError
 from batchqueue_async.queue.deadlock import acting_for
 from batchqueue_async.queue.limiter import CallLimiter
-from batchqueue_async.queue.own_context import has_left, restore_context
 from batchqueue_async.queue.stats import Histogram
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from batchqueue_async._support.contexts import InContexts
 from batchqueue_async.queue.deadlock import HandlerWaits, waits
-from batchqueue_async.queue.own_context import InContexts
 from batchqueue_async.queue.round import Round, current_round
 
 if TYPE_CHECKING:
