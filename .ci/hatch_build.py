@@ -51,7 +51,7 @@ class CustomBuildHook(BuildHookInterface):
 def build(root: Path) -> Path:
     """The built file, in a folder for scraps."""
     from setuptools import Distribution, Extension  # noqa: PLC0415 - it may be what is missing
-    from setuptools.command.build_ext import build_ext  # noqa: PLC0415
+    from setuptools.command.build_ext import build_ext  # noqa: PLC0415 - only where something is built
 
     if sys.platform == "win32":
         options: list[str] = []

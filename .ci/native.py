@@ -49,13 +49,13 @@ def sanitize(python: str, seconds: str) -> int:
         }
         fuzz = [python, "tests/_native/hostile.py", "--seconds", seconds]
         tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=600", *TESTS]
-        codes = [subprocess.run(each, cwd=copy, env=run, check=False).returncode for each in (fuzz, tests)]  # noqa: S603
+        codes = [subprocess.run(each, cwd=copy, env=run, check=False).returncode for each in (fuzz, tests)]  # noqa: S603 - the commands above
     return int(any(codes))
 
 
 def runtime_of(name: str) -> str:
     """Where gcc has a sanitizer's library, which must be there before the interpreter begins."""
-    told = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)  # noqa: S603, S607
+    told = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)  # noqa: S603, S607 - the compiler of the path
     return told.stdout.strip()
 
 
