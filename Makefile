@@ -72,6 +72,24 @@ PYTHONS ?= 3.11 3.12 3.13 3.14
 test-all-pythons: ## the core's tests, and SEEDS=20000 random programs, with each of PYTHONS="3.11 3.12 3.13 3.14" that is found
 	@$(PYTHON) .ci/pythons.py --seeds $(SEEDS) $(PYTHONS)
 
+.PHONY: constraints
+constraints: $(STAMP) ## pin what the dependencies resolve to, in constraints.txt
+	$(BIN)/python .ci/dependencies.py constraints
+
+.PHONY: test-lowest
+test-lowest: $(STAMP) ## the core's tests with every dependency at its lower bound
+	$(BIN)/python .ci/dependencies.py lowest $(TESTS)
+
+.PHONY: test-newest
+test-newest: $(STAMP) ## the core's tests with the newest of every dependency
+	$(BIN)/python .ci/dependencies.py newest $(TESTS)
+
+.PHONY: sbom
+sbom: $(STAMP) ## a bill of materials of constraints.txt, CycloneDX, into dist/sbom.json
+	$(BIN)/python -m pip install --quiet --group release
+	@mkdir -p dist
+	$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-file dist/sbom.json
+
 .PHONY: test
 test: lint types docs unit ## linters, type checkers, documents and all tests
 

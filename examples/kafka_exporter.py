@@ -8,9 +8,13 @@ broker, or kill it, and start it again: it begins with what is left.
 from __future__ import annotations
 
 import argparse
-import asyncio
+import logging
 import random
+import sys
+from functools import partial
 from pathlib import Path
+
+from destination import look_for, status, watching
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.kafka import KafkaSink
@@ -23,8 +27,8 @@ def events(count: int) -> list[dict[str, object]]:
     return [{"user": f"user-{number % 50}", "page": random.choice(PAGES), "n": number} for number in range(count)]
 
 
-async def run(arguments: argparse.Namespace) -> None:
-    """Produce the events, and wait until Kafka has confirmed them."""
+async def run(arguments: argparse.Namespace, manager: bq.BatchQueueManager) -> int:
+    """Produce the events, and wait until Kafka has confirmed them; the exit status."""
     # The events of one user stay in order: in one partition, and none sent while an earlier one waits.
     sink = KafkaSink(arguments.bootstrap, topic=arguments.topic, key="user", compression="gzip", timeout=5.0)
     config = bq.ExportConfig(
@@ -33,20 +37,21 @@ async def run(arguments: argparse.Namespace) -> None:
         key=lambda event: event["user"],
         retry=bq.RetryPolicy(initial=0.5, max_delay=10.0),
         breaker=bq.BreakerPolicy(reset_timeout=5.0),
+        drain_timeout=arguments.wait,
     )
-    async with bq.Exporter(sink, config) as exporter:
+    exporter = bq.Exporter(sink, config, name="kafka")
+    await look_for(arguments.bootstrap)
+    async with watching(exporter), exporter:
         left = exporter.stats().records
-        async with bq.BatchQueueManager() as manager:
-            queue = manager.create("events", bq.QueueConfig(consumer=exporter))
-            accepted = await queue.produce_many(events(arguments.count))
-            await queue.flush()
+        queue = manager.create("events", bq.QueueConfig(consumer=exporter))
+        accepted = await queue.produce_many(events(arguments.count))
+        await queue.shutdown()
         print(f"{left} events left by an earlier run, {accepted} new ones confirmed on disk")
-        try:
-            await exporter.flush(timeout=arguments.wait)
-        except TimeoutError:
-            print(f"Kafka does not take them now: {exporter.stats().records} wait in {arguments.directory}")
-        stats = exporter.stats()
+    stats = exporter.stats()
+    if stats.records:
+        print(f"Kafka does not take them now: {stats.records} wait in {arguments.directory}")
     print(f"delivered {stats.delivered} in {stats.delivered_batches} batches, sent again {stats.retries}")
+    return status(exporter)
 
 
 def main() -> None:
@@ -57,7 +62,9 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("kafka-export"), help="the send queue (%(default)s)")
     parser.add_argument("--count", type=int, default=10_000, help="how many events (%(default)s)")
     parser.add_argument("--wait", type=float, default=30.0, help="seconds to wait for Kafka (%(default)s)")
-    asyncio.run(run(parser.parse_args()))
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what is wrong is said here, once
+    code = bq.run(partial(run, parser.parse_args()))
+    sys.exit("interrupted" if code is None else code)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ Start it, kill it, start it again: what was accepted and not delivered is on dis
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
+import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+
+from destination import status, watching
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.opensearch import OpenSearchSink
@@ -17,21 +20,24 @@ from batchqueue_async.sinks.opensearch import OpenSearchSink
 LEVELS = ("DEBUG", "INFO", "WARNING")
 
 
-async def run(url: str, index: str, count: int, directory: Path) -> None:
-    """Accept the lines, and print what became of them."""
+async def run(url: str, index: str, count: int, directory: Path, manager: bq.BatchQueueManager) -> int:
+    """Accept the lines, and print what became of them; the exit status."""
+    del manager  # one call to `consume` hands everything over
     sink = OpenSearchSink(url, index=index, compression="gzip")
     config = bq.ExportConfig(
         path=directory,
         retry=bq.RetryPolicy(initial=0.5),
+        drain_timeout=60,
         on_dead_letter=lambda records, reason: print(f"refused {len(records)}: {reason}"),
     )
-    async with bq.Exporter(sink, config, name="logs") as exporter:
+    exporter = bq.Exporter(sink, config, name="logs")
+    async with watching(exporter), exporter:
         now = datetime.now(UTC)
         lines = [{"at": now, "level": LEVELS[number % 3], "line": f"line {number}"} for number in range(count)]
         await exporter.consume(lines)
-        await exporter.flush(60)
-        stats = exporter.stats()
-        print(f"accepted {stats.accepted}, delivered {stats.delivered}, dead {stats.dead_lettered}")
+    stats = exporter.stats()
+    print(f"accepted {stats.accepted}, delivered {stats.delivered}, dead {stats.dead_lettered}")
+    return status(exporter)
 
 
 def main() -> None:
@@ -43,7 +49,8 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("opensearch-queue"), help="where the queue is on disk")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    asyncio.run(run(options.url, options.index, options.count, options.directory))
+    code = bq.run(partial(run, options.url, options.index, options.count, options.directory))
+    sys.exit("interrupted" if code is None else code)
 
 
 if __name__ == "__main__":

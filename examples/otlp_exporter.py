@@ -11,8 +11,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import secrets
+import sys
 import time
+from functools import partial
 from typing import Any
+
+from destination import look_for, status, watching
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.otlp import OtlpSink
@@ -45,8 +49,8 @@ async def handle(spans: bq.BatchQueue[dict[str, Any]], number: int) -> None:
     )
 
 
-async def main(options: argparse.Namespace) -> None:
-    """Handle all requests, and deliver their spans."""
+async def main(options: argparse.Namespace, manager: bq.BatchQueueManager) -> int:
+    """Handle all requests, and deliver their spans; the exit status."""
     sink = OtlpSink(options.endpoint, signal="traces", resource={"service.name": "shop"}, timeout=5.0)
     config = bq.ExportConfig(
         path=options.directory,  # without it, the spans wait in memory
@@ -54,18 +58,22 @@ async def main(options: argparse.Namespace) -> None:
         workers=bq.WorkerPolicy.fixed(4),
         drain_timeout=options.drain,
     )
-    exporter = bq.Exporter(sink, config)
-    async with exporter, bq.BatchQueueManager() as manager:
+    exporter = bq.Exporter(sink, config, name="otlp")
+    await look_for(options.endpoint)
+    async with watching(exporter), exporter:
         left = exporter.stats().recovered
         if left:
             print(f"{left} spans of earlier runs are on disk")
         # The handler returns when a batch is on disk: whatever happens to the endpoint, requests are not held up.
         spans = manager.create("spans", bq.QueueConfig(consumer=exporter, linger=0.1))
         await asyncio.gather(*(handle(spans, number) for number in range(options.requests)))
+        await spans.shutdown()
     report = exporter.report
     if report is not None:
         print(f"delivered {report.delivered} spans, {report.on_disk} stay on disk for the next run")
+    return status(exporter)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(arguments()))
+    code = bq.run(partial(main, arguments()))
+    sys.exit("interrupted" if code is None else code)

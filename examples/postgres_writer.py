@@ -11,7 +11,11 @@ import argparse
 import asyncio
 import logging
 import random
+import sys
 from dataclasses import dataclass, replace
+from functools import partial
+
+from destination import status, watching
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.postgres import PostgresSink
@@ -48,29 +52,30 @@ async def produce(queue: bq.BatchQueue[Cpm | SlowSql], service: str, count: int)
             await queue.produce(SlowSql(service, text, chance.randrange(100, 5_000)))
 
 
-async def run(dsn: str, count: int) -> None:
-    """Feed the queue from a task for each service, and print what arrived."""
+async def run(dsn: str, count: int, wait: float, manager: bq.BatchQueueManager) -> int:
+    """Feed the queue from a task for each service, and print what arrived; the exit status."""
     config = bq.ExportConfig(
         batch=bq.BatchPolicy(max_records=1_000),
         retry=bq.RetryPolicy(initial=0.5),
         on_dead_letter=lambda records, reason: print(f"refused {len(records)}: {reason}"),
+        drain_timeout=wait,
     )
     # Several batches are on their way at once: the values of one minute keep their order by their key.
     in_order = replace(config, ordering="key", key=lambda row: (row.service, row.minute))
     cpm = bq.Exporter(PostgresSink(dsn, "cpm", upsert_on=["service", "minute"]), in_order, name="cpm")
     slow = bq.Exporter(PostgresSink(dsn, "slow_sql"), config, name="slow_sql")
-    async with cpm, slow, bq.BatchQueueManager() as manager:
+    async with watching(cpm, slow), cpm, slow:
         queue: bq.BatchQueue[Cpm | SlowSql] = manager.create("rows", bq.QueueConfig(linger=0.05))
         queue.add_handler(Cpm, cpm)
         queue.add_handler(SlowSql, slow)
         async with asyncio.TaskGroup() as tasks:
             for service in SERVICES:
                 tasks.create_task(produce(queue, service, count))
-        await queue.flush()
-        await asyncio.gather(cpm.flush(), slow.flush())
-        for exporter in (cpm, slow):
-            stats = exporter.stats()
-            print(f"{exporter.name}: accepted {stats.accepted}, delivered {stats.delivered}")
+        await queue.shutdown()
+    for exporter in (cpm, slow):
+        stats = exporter.stats()
+        print(f"{exporter.name}: accepted {stats.accepted}, delivered {stats.delivered}")
+    return status(cpm, slow)
 
 
 def main() -> None:
@@ -78,9 +83,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dsn", default="env:DATABASE_URL", help="the database (%(default)s)")
     parser.add_argument("--count", type=int, default=2_000, help="metrics of each service (%(default)s)")
+    parser.add_argument("--wait", type=float, default=30.0, help="seconds to wait for PostgreSQL (%(default)s)")
     arguments = parser.parse_args()
     logging.getLogger("batchqueue_async").setLevel(logging.ERROR)  # what is given up is printed here
-    asyncio.run(run(arguments.dsn, arguments.count))
+    code = bq.run(partial(run, arguments.dsn, arguments.count, arguments.wait))
+    sys.exit("interrupted" if code is None else code)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
 from collections import defaultdict
 
 import pytest
-from example_runs import run
+from example_runs import EXAMPLES, run
 from kafka_tools import create, read
 
 
@@ -80,6 +82,20 @@ def test_local_demo(tmp_path):
     assert lines[-2].startswith("3,000 events accepted, at most ")
     assert lines[-1].startswith("lost: 0; delivered more than once: ")
     assert int(lines[-2].split()[5].replace(",", "")) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("postgres_writer.py", ("--dsn", "postgresql://127.0.0.1:9/none", "--count", "8"), "Connection refused"),
+        ("kafka_exporter.py", ("--bootstrap", "127.0.0.1:9", "--count", "8"), "nobody listens at 127.0.0.1:9"),
+    ],
+)
+def test_a_destination_that_is_away_is_reported_and_the_status_says_so(name, options, said, tmp_path):
+    command = [sys.executable, str(EXAMPLES / name), *options, "--wait", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 3, done.stderr
+    assert said in done.stderr
 
 
 def test_kafka_exporter(kafka, tmp_path):

@@ -13,6 +13,7 @@ from batchqueue_async._support import log
 from batchqueue_async._support.checks import check_timeout
 from batchqueue_async.runtime.manager import BatchQueueManager, default_manager
 from batchqueue_async.runtime.scheduler import new_event_loop
+from batchqueue_async.runtime.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -33,6 +34,9 @@ def run(
     SIGINT and SIGTERM cancel `main`; its queues are then shut down within their `drain_timeout` (or the one given),
     and `run` returns None. A second signal ends the drain at once: what is left is in the log by its number. The
     program's own handlers of these signals are back when `run` returns.
+
+    Under systemd (`Type=notify`) it reports READY when `main` first waits for something, STOPPING when the drain
+    begins, and feeds the watchdog from the loop: one that is blocked for `WatchdogSec` is ended and started anew.
 
     Example:
         >>> import batchqueue_async as bq
@@ -91,9 +95,12 @@ class _Signals:
 async def _supervise(
     main: Callable[[BatchQueueManager], Coroutine[Any, Any, R]], manager: BatchQueueManager, drain_timeout: float | None
 ) -> R | None:
-    task = asyncio.get_running_loop().create_task(main(manager), name="main")
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(main(manager), name="main")
     signals = _Signals(task.cancel)
-    with signals.handled():
+    systemd = ServiceManager()
+    with signals.handled(), systemd.fed(loop):
+        loop.call_soon(_report_ready, task, systemd)  # the task's first step comes before
         try:
             return await task
         except asyncio.CancelledError:
@@ -101,7 +108,13 @@ async def _supervise(
                 raise
             return None
         finally:
+            systemd.stopping()
             await _drain(manager, drain_timeout, signals.hurry)
+
+
+def _report_ready(task: asyncio.Task[Any], systemd: ServiceManager) -> None:
+    if not task.done():  # what has failed at once never was ready
+        systemd.ready()
 
 
 async def _drain(manager: BatchQueueManager, timeout: float | None, hurry: asyncio.Event) -> None:
