@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.observe.sentences import summary
 from batchqueue_async.observe.status import WORST
+from batchqueue_async.queue.stats import Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from batchqueue_async.observe.snapshot import ExporterView, ProcessSnapshot, QueueView
     from batchqueue_async.observe.status import Status
-    from batchqueue_async.queue.stats import Distribution
 
 MOST_ROWS = 24
 """Queues and exporters that are shown one by one."""
@@ -192,6 +192,9 @@ def _percentiles(name: str, now: Distribution, before: Distribution | None) -> d
     return {f"{name}_p50": lately.p50, f"{name}_p95": lately.p95, f"{name}_p99": lately.p99}
 
 
+_NO_WAITS = _percentiles("wait", Distribution(), None)
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -200,7 +203,10 @@ def _queue(view: QueueView, before: QueueView | None, seconds: float, states: Ma
     stats = view.stats
     old = None if before is None else before.stats
     partitions = stats.partitions[:MOST_PARTITIONS]
-    waits = _percentiles("wait", stats.queue_latency, None if old is None else old.queue_latency)
+    # A queue that has just come among those that are read in detail has nothing to be compared with: for one frame
+    # there are no percentiles, rather than those of its whole life.
+    comparable = view.detailed and (before is None or before.detailed)
+    waits = _percentiles("wait", stats.queue_latency, old.queue_latency if old else None) if comparable else _NO_WAITS
     return {
         "name": view.name,
         "state": states.get(f"queue/{view.name}", "ok"),

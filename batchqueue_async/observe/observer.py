@@ -23,6 +23,10 @@ FRESH = 0.2
 """Seconds for which one look serves all who ask."""
 FRAME_EVERY = 0.9
 """Seconds between two frames: each is compared with the one before, and many pages share them."""
+FRAMES_SHARE = 100.0
+"""Frames take a hundredth of a core at most: where one takes longer to make, they come less often,"""
+SLOWEST_FRAMES = 1.5
+"""but not so seldom that a fault would show late."""
 HISTORY = 600
 """Frames that a page is given at its start: ten minutes."""
 
@@ -53,6 +57,8 @@ class Observer:
         self._before: ProcessSnapshot | None = None
         self._frame: Frame | None = None
         self._framed_at = 0.0
+        self._frame_every = FRAME_EVERY
+        self._shown: list[str] | None = None
         self._history: deque[list[float | None]] = deque(maxlen=HISTORY)
 
     @property
@@ -74,19 +80,35 @@ class Observer:
     def _look(self) -> tuple[ProcessSnapshot, Status]:
         now = self._clock()
         if self._last is None or now - self._last[0] >= FRESH:
-            snapshot = take_snapshot(self._manager, rates=self._rates.of)
-            self._last = (now, snapshot, self._statuses.see(snapshot))
+            self._last = (now, *self._see(None))
         return self._last[1:]
+
+    def _see(self, detailed: frozenset[str] | None) -> tuple[ProcessSnapshot, Status]:
+        snapshot = take_snapshot(self._manager, rates=self._rates.of, detailed=detailed)
+        return snapshot, self._statuses.see(snapshot)
+
+    def _look_for_frame(self, now: float) -> tuple[ProcessSnapshot, Status]:
+        """Details only of those queues that the page shows one by one; who comes among them has its details next time.
+
+        Nobody else may be given such a snapshot.
+        """
+        if self._last is not None and now - self._last[0] < FRESH:
+            return self._last[1:]
+        return self._see(None if self._shown is None else frozenset(self._shown))
 
     def frame(self) -> Frame:
         """What the page shows now, or showed less than `FRAME_EVERY` seconds ago."""
         with self._lock:
             now = self._clock()
-            if self._frame is None or now - self._framed_at >= FRAME_EVERY:
-                snapshot, status = self._look()
+            if self._frame is None or now - self._framed_at >= self._frame_every:
+                began = time.thread_time()
+                snapshot, status = self._look_for_frame(now)
                 self._frame, self._before = frame_of(snapshot, status, self._before), snapshot
                 self._framed_at = now
+                self._shown = [row["name"] for row in self._frame.queues]
                 self._history.append(self._frame.point())
+                cost = time.thread_time() - began
+                self._frame_every = min(SLOWEST_FRAMES, max(FRAME_EVERY, FRAMES_SHARE * cost))
             return self._frame
 
     def history(self) -> list[list[float | None]]:

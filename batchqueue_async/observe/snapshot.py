@@ -42,6 +42,7 @@ class QueueView:
         loop: the name of its loop.
         consumer: the exporter that is its handler, by name; None where it is another.
         feeds: the queues into which its handlers produce.
+        detailed: whether `stats` has partitions, workers, handlers and distributions.
     """
 
     name: str
@@ -51,6 +52,7 @@ class QueueView:
     loop: str = "main"
     consumer: str | None = None
     feeds: tuple[str, ...] = ()
+    detailed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +215,14 @@ def take_snapshot(
     manager: BatchQueueManager | None = None,
     *,
     rates: Callable[[str, ExporterStats, float], ExporterRates | None] | None = None,
+    detailed: frozenset[str] | None = None,
 ) -> ProcessSnapshot:
     """Read everything of the process that has statistics.
 
     Args:
         manager: whose queues are shown; those of every manager when None.
         rates: computes an exporter's rates from its name, its numbers and the time.
+        detailed: the queues that are read in detail, by name; all when None. Of the others the totals are read.
     """
     now = time.time()
     everything = registered()
@@ -229,7 +233,7 @@ def take_snapshot(
         for each in everything
         if only is None or each.kind != "queue" or each.thing in only
     ]
-    reader = _Reader(now, rates, {id(each.thing): name for kind, name, each in named if kind == "exporter"})
+    reader = _Reader(now, rates, detailed, {id(each.thing): name for kind, name, each in named if kind == "exporter"})
     for kind, name, each in named:
         try:
             reader.read(kind, name, each)
@@ -241,9 +245,10 @@ def take_snapshot(
 class _Reader:
     """Collects the views of one snapshot."""
 
-    def __init__(self, now: float, rates: Any, exporters: dict[int, str]) -> None:
+    def __init__(self, now: float, rates: Any, detailed: frozenset[str] | None, exporters: dict[int, str]) -> None:
         self._now = now
         self._rates = rates
+        self._detailed = detailed
         self._names_of_exporters = exporters
         self._loops: dict[int, tuple[str, float]] = {}
         self._queues: list[QueueView] = []
@@ -281,9 +286,11 @@ class _Reader:
 
     def _queue(self, name: str, thing: Any) -> QueueView:
         config = thing.config
+        detailed = self._detailed is None or name in self._detailed
         return QueueView(
             name=name,
-            stats=thing.peek(),
+            stats=thing.peek() if detailed else thing.peek(totals=True),
+            detailed=detailed,
             closed=thing.closed,
             waits=config.strategy.name == "BLOCKING",
             loop=_loop_name(thing),

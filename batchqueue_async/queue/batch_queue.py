@@ -721,11 +721,14 @@ class BatchQueue(Entrance, Generic[T]):
             self._collect_inbox()
         return self._observer.read()
 
-    def peek(self) -> QueueStats:
+    def peek(self, *, totals: bool = False) -> QueueStats:
         """A snapshot of the queue's counters, from any thread and without waiting for the loop.
 
         Fit for a scrape while a handler blocks the loop: what a busy loop has not seen yet is counted, and
         `loop_lag` says how late the loop is. `age` is above 0 when only an older snapshot added up.
+
+        Args:
+            totals: leave out partitions, workers, handlers and distributions, for who looks at hundreds of queues.
 
         Example:
             >>> import asyncio, threading, batchqueue_async as bq
@@ -739,7 +742,7 @@ class BatchQueue(Entrance, Generic[T]):
             >>> asyncio.run(main())
             2 waiting
         """
-        return self._observer.peek()
+        return self._observer.peek_totals() if totals else self._observer.peek()
 
     # -- the end -------------------------------------------------------------------------------------------------
 

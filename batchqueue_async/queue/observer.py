@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async.queue.stats import HandlerStats, PartitionStats, QueueStats, WorkerStats
+from batchqueue_async.queue.stats import Distribution, HandlerStats, PartitionStats, QueueStats, WorkerStats
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NOTHING = Distribution()
 LOOKS = 4
 """How often a reader on another thread looks for numbers that add up, before it gives older ones."""
 
@@ -92,6 +93,7 @@ class QueueObserver(Generic[T]):
         self._inbox: ThreadInbox | None = None
         # An empty queue's numbers add up. A reader who comes amid every step gets them, and their age.
         self._last = (time.monotonic(), self.read())
+        self._last_totals = (time.monotonic(), self.totals())
 
     def attach_inbox(self, inbox: ThreadInbox) -> None:
         """Count what waits in the inbox of other threads, too."""
@@ -112,6 +114,65 @@ class QueueObserver(Generic[T]):
                 return stats
         read_at, last = self._last
         return replace(last, age=time.monotonic() - read_at, loop_lag=lag)
+
+    def peek_totals(self) -> QueueStats:
+        """As `peek`, without partitions, workers, handlers and distributions: a tenth of the work."""
+        lag = self._probe.lag()
+        for look in range(LOOKS):
+            if look:
+                time.sleep(0)  # as above
+            try:
+                stats = self.totals(lag)
+            except RuntimeError:  # as above
+                continue
+            if stats.adds_up:
+                self._last_totals = (time.monotonic(), stats)
+                return stats
+        read_at, last = self._last_totals
+        return replace(last, age=time.monotonic() - read_at, loop_lag=lag)
+
+    def totals(self, loop_lag: float = 0.0) -> QueueStats:
+        """The numbers of the queue as a whole, as they stand."""
+        counters, report = self._counters, self._shutdown.report
+        waiting = sum(len(migration.items) for migration in tuple(self._router.migrations))
+        waiting += 0 if self._inbox is None else self._inbox.uncollected()
+        used, accepted, used_bytes, since = waiting, waiting + counters.dropped_at_door, 0, None
+        capacities: list[int | None] = []
+        partitions = tuple(self._router.partitions)
+        for each in partitions:
+            inside = each.qsize()
+            accepted += each.removed + inside
+            if inside:
+                used += inside
+                since = each.since if since is None else min(since, each.since)
+            if each.byte_room is not None:
+                used_bytes += each.byte_room.used + each.byte_room.held
+                capacities.append(each.byte_room.limit)
+        return QueueStats(
+            name=self._name,
+            attempted=accepted + counters.refused + counters.dropped_before,
+            accepted=accepted,
+            refused=counters.refused,
+            dropped_before=counters.dropped_before,
+            dropped_after=counters.dropped_after,
+            handled=counters.handled,
+            failed=counters.failed,
+            unhandled=counters.unhandled,
+            in_flight=sum([each.in_flight for each in tuple(self._drains)]),
+            undelivered=0 if report is None else len(report.undelivered),
+            used=used,
+            capacity=len(partitions) * self._capacity,
+            oldest_age=0.0 if since is None else max(0.0, self._drains[0].clock() - since),
+            partitions=(),
+            workers=(),
+            batch_sizes=NOTHING,
+            queue_latency=NOTHING,
+            loop_lag=loop_lag,
+            last_error=self._dispatcher.errors.last(),
+            used_bytes=used_bytes,
+            capacity_bytes=_sum_or_none(capacities),
+            wake_ups=0 if self._inbox is None else self._inbox.wake_ups,
+        )
 
     def read(self, loop_lag: float = 0.0) -> QueueStats:
         """The numbers as they stand."""

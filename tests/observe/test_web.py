@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -390,3 +391,55 @@ def test_importing_the_package_or_the_metrics_brings_no_web_server():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[] False\n"
     assert Path(observe.__file__).parent.name == "observe"
+
+
+async def test_a_frame_reads_in_detail_what_it_shows_and_its_totals_are_those_of_all():
+    now = 0.0
+    observer = Observer(clock=lambda: now)
+
+    async def handle(batch):
+        await asyncio.sleep(3600)
+
+    async with bq.BatchQueueManager() as manager:
+        queues = [manager.create(f"frame-{number}", bq.QueueConfig(consumer=handle)) for number in range(40)]
+        observer = Observer(manager, clock=lambda: now)
+        first = observer.frame()
+        assert (len(first.queues), first.more_queues) == (24, 16)
+        # One that was not shown gets the most to do: it is shown from now on, and with its details from the next on.
+        busy = queues[-1]
+        assert busy.name not in {row["name"] for row in first.queues}
+        rows = []
+        for _ in range(2):
+            await busy.produce_many(range(500))
+            now += 10.0
+            frame = observer.frame()
+            assert sum(queue.peek(totals=True).used for queue in queues) == frame.cards["waiting"]
+            rows.append(next(row for row in frame.queues if row["name"] == busy.name))
+        assert rows[0]["parts"] == []
+        assert len(rows[1]["parts"]) == busy.partition_count
+        # Whoever asks for everything is not given what was read for the page.
+        snapshot, _status = observer.look()
+        assert all(view.detailed and view.stats.partitions for view in snapshot.queues)
+        for queue in queues:
+            await queue.shutdown(timeout=0.0)
+
+
+async def test_totals_are_those_of_the_whole():
+    async def handle(batch):
+        await asyncio.sleep(3600)
+
+    async with bq.BatchQueueManager() as manager:
+        config = bq.QueueConfig(consumer=handle, buffer_bytes="1MiB", size_of=lambda item: 10, buffer_size=8)
+        queue = manager.create("totals", replace(config, overflow="reject", workers=bq.WorkerPolicy.fixed(2)))
+        for number in range(100):
+            await queue.produce(number)
+        await asyncio.sleep(1.0)
+        whole, totals = queue.peek(), queue.peek(totals=True)
+        assert totals.adds_up
+        assert totals.refused > 0
+        empty = {"partitions", "workers", "handlers", "batch_sizes", "queue_latency", "age", "loop_lag"}
+        for each in fields(whole):
+            if each.name not in empty:
+                assert getattr(whole, each.name) == getattr(totals, each.name), each.name
+        assert totals.partitions == totals.workers == totals.handlers == ()
+        await queue.shutdown(timeout=0.0)
