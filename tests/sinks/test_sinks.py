@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 
 import batchqueue_async as bq
+from batchqueue_async.sinks._shared.records import joined_lines, lines
 from batchqueue_async.sinks.base import Attempt, BatchKey, KeyedSink, Sink, StagingSink, TransactionalSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.memory import MemorySink
@@ -621,3 +622,39 @@ async def test_a_transaction_clears_the_table_for_itself(tmp_path):
         await getattr(transaction, end)()
     assert select(sink.path) == [(2,)]
     await sink.close()
+
+
+ODD_TABLES = {
+    "plain": {"i": [1, -2], "t": ["ü\n", '"'], "f": [0.5, 1e300], "b": [True, False]},
+    "nulls": {"i": [1, None], "t": [None, "x"], "f": [None, 0.0], "b": [None, True]},
+    "large": {"f": [1.7e308, 1.7e308], "i": [2**62, -(2**63)]},
+    "times": {"at": [datetime(2024, 2, 29, 1, tzinfo=UTC), None], "d": [date(2024, 2, 29)] * 2},
+    "decimals": {"d": [Decimal("1.50"), Decimal("-0.01")], "y": [b"\x00\xff", b""]},
+    "nested": {"s": [{"a": 1, "b": [1.5]}, {"a": None, "b": None}], "l": [[1, 2], []]},
+    "names": {'a "b"': [1], "": [2], "f0": [3], "\n": [4]},
+    "no rows": {"i": []},
+}
+
+
+@pytest.mark.parametrize("name", ODD_TABLES)
+def test_tables_have_the_same_lines_by_column_as_by_row(name):
+    table = pa.RecordBatch.from_pydict(ODD_TABLES[name])
+    records = [{"a": None}, b'{"raw":1}', table, "text", {"b": 2.5}]
+    assert joined_lines(records) == b"".join(line + b"\n" for line in lines(records))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0, float("nan")], [float("inf"), float("-inf")], [None, float("inf")], [[float("nan")]], [{"a": float("nan")}]],
+)
+def test_a_number_that_json_has_not_is_refused_by_column_too(values):
+    table = pa.RecordBatch.from_pydict({"v": values})
+    with pytest.raises(bq.PermanentError, match="no form in JSON"):
+        joined_lines([table])
+    with pytest.raises(bq.PermanentError, match="no form in JSON"):
+        joined_lines([{"ok": None}, *table.to_pylist()])
+
+
+def test_of_columns_of_one_name_the_last_one_is_in_the_lines():
+    twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
+    assert joined_lines([twice]) == b"".join(line + b"\n" for line in lines([twice])) == b'{"a":2}\n'

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -21,6 +24,31 @@ VALUE = "value"
 def is_table(record: Any) -> bool:
     """Whether a record is an Arrow record batch or table, which is many rows; found without importing pyarrow."""
     return hasattr(record, "to_pylist") and hasattr(record, "num_rows")
+
+
+def table_columns(table: Any) -> list[list[Any]]:
+    """The values of an Arrow table's columns as plain Python ones; by way of NumPy where that gives the same faster.
+
+    Example:
+        >>> import pyarrow
+        >>> table_columns(pyarrow.RecordBatch.from_pydict({"a": [1, 2], "b": ["x", None], "c": [1.5, None]}))
+        [[1, 2], ['x', None], [1.5, None]]
+    """
+    return [_values(column) for column in table.columns]
+
+
+_ALIKE = frozenset({"string", "large_string"})
+_ALIKE_WITHOUT_NULLS = frozenset(
+    {"bool", "double", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+)
+
+
+def _values(column: Any) -> list[Any]:
+    kind = str(column.type)
+    if kind in _ALIKE or (kind in _ALIKE_WITHOUT_NULLS and not column.null_count):
+        with suppress(ImportError):  # Arrow may be installed without NumPy
+            return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
+    return cast("list[Any]", column.to_pylist())
 
 
 def rows(batch: Iterable[Any], columns: Sequence[str] | None = None) -> Iterator[Mapping[str, Any]]:
@@ -141,6 +169,77 @@ def lines(batch: Iterable[Any]) -> list[bytes]:
                 "send mappings, structs or dataclasses of plain values, or encoded bytes"
             ) from None
     return found
+
+
+def joined_lines(batch: Sequence[Any]) -> bytes:
+    """The records as lines of JSON in one, each with its end: what `lines` gives, at a fraction of the time.
+
+    Example:
+        >>> joined_lines([{"a": 1}, b'{"b":2}', "text"]).split()
+        [b'{"a":1}', b'{"b":2}', b'"text"']
+    """
+    found: list[bytes] = []
+    for is_quick, run in groupby(batch, key=_is_quick):
+        records = list(run)
+        if is_quick is True:
+            found.append(_quick_lines(records))
+        elif is_quick is None:
+            found += [_table_lines(each) for each in records]
+        else:
+            found += [line + b"\n" for line in lines(records)]
+    return b"".join(found)
+
+
+def _is_quick(record: Any) -> bool | None:
+    """Whether a record may be encoded with others at once; None for a table."""
+    if type(record) is dict or isinstance(record, msgspec.Struct):
+        return True
+    return None if is_table(record) else False
+
+
+def _quick_lines(records: list[Any]) -> bytes:
+    try:
+        encoded = _encoder.encode_lines(records)
+    except (TypeError, ValueError):
+        encoded = None
+    if encoded is None or (b"null" in encoded and any(map(_has_odd_number, records))):
+        return b"".join([line + b"\n" for line in lines(records)])
+    return encoded
+
+
+def _table_lines(table: Any) -> bytes:
+    """The rows of a table: as structs, which are made and encoded several times faster than dicts."""
+    columns = table_columns(table) if table.num_columns else []
+    row_type = _row_type(tuple(table.schema.names)) if columns else None
+    if row_type is not None and not any(map(_has_odd_values, table.columns, columns)):
+        with suppress(TypeError, ValueError):
+            return _encoder.encode_lines(list(map(row_type, *columns)))
+    return b"".join([line + b"\n" for line in lines([table])])
+
+
+def _has_odd_values(column: Any, values: list[Any]) -> bool:
+    """Whether a column may hold numbers that JSON has not."""
+    kind = str(column.type)
+    if kind in _ALIKE or kind.startswith(_WITHOUT_FLOATS):
+        return False
+    if kind == "double" and not column.null_count and math.isfinite(sum(values)):
+        return False  # an odd number would have made the sum odd
+    return any(map(_has_odd_number, values))
+
+
+_WITHOUT_FLOATS = ("bool", "int", "uint", "decimal", "timestamp", "date", "time", "duration", "binary", "large_binary")
+
+
+@lru_cache(64)
+def _row_type(names: tuple[str, ...]) -> Callable[..., Any] | None:
+    """A struct with fields that are encoded under these names; None where msgspec takes them not, or there are two."""
+    if len(set(names)) < len(names):
+        return None
+    fields = [f"f{place}" for place in range(len(names))]
+    try:
+        return msgspec.defstruct("Row", fields, rename=dict(zip(fields, names, strict=True)), gc=False)
+    except ValueError:  # a name that would have to be escaped
+        return None
 
 
 def _line(encoded: bytes) -> bytes:

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchqueue_async.errors import PermanentError, SinkError
-from batchqueue_async.sinks._shared.records import is_table, row
+from batchqueue_async.sinks._shared.records import is_table, row, table_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,11 +20,13 @@ class Rows(NamedTuple):
         names: the columns.
         values: the rows, each with one value for each column.
         places: where in the batch the record of each row is; an Arrow record batch is one record of many rows.
+        columns: the values once more, column by column, where they came so; else None.
     """
 
     names: tuple[str, ...]
     values: Sequence[Sequence[Any]]
     places: Sequence[int]
+    columns: Sequence[Sequence[Any]] | None = None
 
     def without(self, places: set[int]) -> Rows:
         """The rows of the other records."""
@@ -74,8 +76,9 @@ def _sorted(batch: Sequence[Any], columns: Sequence[str] | None) -> tuple[list[R
     shapes: dict[tuple[str, ...], tuple[list[tuple[Any, ...]], list[int]]] = {}
     for place, record in enumerate(batch):
         if is_table(record):
-            values = list(zip(*(column.to_pylist() for column in record.columns), strict=True))
-            found.append(Rows(tuple(record.schema.names), values, [place] * len(values)))
+            by_column = table_columns(record)
+            values = list(zip(*by_column, strict=True))
+            found.append(Rows(tuple(record.schema.names), values, [place] * len(values), by_column))
             continue
         try:
             named = row(record, columns)

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from batchqueue_async.errors import ConfigError, PermanentError, RetryableError, SinkError
 from batchqueue_async.sinks._shared.declared import columns_of
+from batchqueue_async.sinks._shared.tabular import Rows
 from batchqueue_async.sinks.postgres.client import is_of_record, line_of, state_of, translate_error
 from batchqueue_async.sinks.postgres.types import (
     MisfitError,
@@ -33,7 +34,6 @@ from batchqueue_async.sinks.postgres.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from batchqueue_async.sinks._shared.tabular import Rows
     from batchqueue_async.sinks.postgres.client import Connection
 
 SchemaMode = Literal["strict", "widen", "add"]
@@ -373,15 +373,14 @@ class Table:
         """The rows with values as their columns take them; those that a column would change are refused."""
         kinds = self.columns or {}
         changed: dict[int, Sequence[Any]] = {}
-        columns = list(zip(*rows.values, strict=False))  # of one length, as their names are
+        columns = rows.columns or list(zip(*rows.values, strict=False))  # of one length, as their names are
         for at, (name, column) in enumerate(zip(rows.names, columns, strict=True)):
             if not fit_of(kinds[name]).takes(column):
                 changed[at] = self._taken(name, rows.places, column, refused)
         if not changed:
             return rows
-        return rows._replace(
-            values=list(zip(*(changed.get(at, column) for at, column in enumerate(columns)), strict=True))
-        )
+        values = list(zip(*(changed.get(at, column) for at, column in enumerate(columns)), strict=True))
+        return Rows(rows.names, values, rows.places)
 
     def _taken(
         self, name: str, places: Sequence[int], column: Sequence[Any], refused: dict[int, SinkError]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from batchqueue_async.errors import RetryableError, SinkError
-from batchqueue_async.sinks._shared.tabular import tabular
+from batchqueue_async.sinks._shared.tabular import Rows, tabular
 from batchqueue_async.sinks.base import SendResult
 from batchqueue_async.sinks.postgres.client import is_of_record, is_of_schema, state_of
 from batchqueue_async.sinks.postgres.ledger import is_taken, numbered
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-    from batchqueue_async.sinks._shared.tabular import Rows
     from batchqueue_async.sinks.base import BatchKey
     from batchqueue_async.sinks.postgres.client import Connection, TransactionBlock
     from batchqueue_async.sinks.postgres.ledger import Ledger
@@ -320,4 +319,4 @@ def _with_keys(rows: Rows, keys: Sequence[str], column: str) -> Rows:
         for row, place in zip(rows.values, rows.places, strict=True):
             values.append((*row, f"{keys[place]}#{counts[place]}"))
             counts[place] += 1
-    return rows._replace(names=(*rows.names, column), values=values)
+    return Rows((*rows.names, column), values, rows.places)

@@ -21,9 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import BatchQueueDataSource, DriverSink
+from tests.servers import base as servers
+from tests.servers import maven
+from tests.servers.postgres import Postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 BATCHES = 4
 SCHEMA = "id LONG, name STRING, price DOUBLE, kind INT"
+PARTITIONS = 200
 
 
 class Row(msgspec.Struct):
@@ -156,6 +161,39 @@ def ratios(stream: Any, case: Case, runs: int) -> list[float]:
     return found
 
 
+def first_batches(spark: SparkSession, runs: int) -> list[float]:
+    """The first batch of an aggregate after a start: the seconds of ours, of a bare one's."""
+    spark.conf.set("spark.sql.shuffle.partitions", str(PARTITIONS))
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2000).option("numPartitions", 2)
+    rows = source.option("startTimestamp", 0).load().withWatermark("timestamp", "1 second")
+    counted = rows.groupBy(f.window("timestamp", "1 second"), (f.col("value") % 100).alias("k")).count()
+
+    def seconds(function: Callable[[Any, int], None]) -> float:
+        times: list[float] = []
+
+        def timed(frame: Any, number: int) -> None:
+            started = time.perf_counter()
+            function(frame, number)
+            times.append(time.perf_counter() - started)
+
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+            writer = counted.writeStream.outputMode("update").foreachBatch(timed)
+            query = writer.option("checkpointLocation", f"{home}/checkpoint").start()
+            while not times and not query.awaitTermination(0.1):
+                pass
+            query.stop()
+        return times[0]
+
+    found: list[float] = []
+    for run in range(runs + 1):
+        bare = seconds(lambda frame, _: frame.toArrow())
+        with DriverSink("first", consumer=no_op) as sink:
+            ours = seconds(sink)
+        if run:
+            found.append(ours / bare)
+    return found
+
+
 def jobs(frame: Any, runs: int, write: dict[str, Callable[[Path], None]]) -> list[float]:
     found: list[float] = []
     for run in range(runs + 1):
@@ -177,9 +215,34 @@ def into_json_lines(frame: Any, runs: int) -> list[float]:
     return jobs(frame, runs, {"ours": ours, "Spark": lambda home: frame.write.json(str(home / "spark"))})
 
 
+def postgres_sink(options: dict[str, str]) -> Any:
+    """Made on the executors, by name."""
+    from batchqueue_async.sinks.postgres import PostgresSink
+
+    return PostgresSink(options["dsn"], options["table"])
+
+
+def into_postgres(frame: Any, runs: int, server: Postgres) -> list[float]:
+    factory = f"{__name__.replace('__main__', 'tests.benchmarks.spark.writes')}:postgres_sink"
+    named = iter(range(1_000))
+
+    def ours(_: Path) -> None:
+        options = {"sink": factory, "rows": "batch", "dsn": server.dsn, "table": f"ours{next(named)}"}
+        frame.write.format("batchqueue").options(**options).mode("append").save()
+
+    def theirs(_: Path) -> None:
+        url = f"jdbc:postgresql://{servers.HOST}:{server.port}/tests"
+        login = {"user": "tester", "password": server.password, "driver": "org.postgresql.Driver"}
+        options = {"url": url, "dbtable": f"spark{next(named)}", **login}
+        frame.write.format("jdbc").options(**options).mode("append").save()
+
+    return jobs(frame, runs, {"ours": ours, "Spark": theirs})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.spark.writes", description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--batches", type=int, default=BATCHES, help="micro-batches of a stream, and files of a job")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default="", help="the cases whose names have this in them")
     parser.add_argument("--output", type=Path, default=ROOT / "bench-results")
@@ -189,6 +252,15 @@ def main() -> None:
     os.environ["PYTHONPATH"] = str(ROOT)
     builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "2g")
     builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    jar = None
+    with_postgres = options.only in "into PostgreSQL"
+    if with_postgres:
+        try:
+            jar = next(maven.jars("org.postgresql", "postgresql", "42.7.5").glob("postgresql-*.jar"))
+        except servers.UnavailableError as error:
+            print(f"PostgreSQL: {error}")
+    if jar is not None:
+        builder = builder.config("spark.jars", str(jar))
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     spark.dataSource.register(BatchQueueDataSource)
@@ -196,19 +268,23 @@ def main() -> None:
     rates: dict[str, list[float]] = {}
     targets: dict[str, float] = {}
 
-    def measure(name: str, target: float, find: Callable[[], list[float]]) -> None:
+    server = Postgres()
+
+    def measure(name: str, target: float, find: Callable[[], list[float]], *, at_most: bool = False) -> None:
         if options.only not in name:
             return
         found = rates[name] = find()
         targets[name] = target
         middle = statistics.median(found)
+        met = middle <= target if at_most else middle >= target
         spread = f"{min(found):.2f} to {max(found):.2f}"
-        word = "met" if middle >= target else "MISSED"
-        print(f"  {name:<40}{middle:>6.2f}  ({spread})   at least {target:.2f}   {word}", flush=True)
+        word = "at most" if at_most else "at least"
+        text = f"  {name:<40}{middle:>6.2f}  ({spread})   {word} {target:.2f}   {'met' if met else 'MISSED'}"
+        print(text, flush=True)
 
     try:
         expressions = ("id", "concat('name-', id % 1000) AS name", "id * 0.5D AS price", "cast(id % 7 AS int) AS kind")
-        spark.range(0, options.rows, 1, BATCHES).selectExpr(*expressions).write.parquet(str(home / "in"))
+        spark.range(0, options.rows, 1, options.batches).selectExpr(*expressions).write.parquet(str(home / "in"))
         stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(home / "in"))
         frame = spark.read.parquet(str(home / "in"))
         print(
@@ -217,8 +293,14 @@ def main() -> None:
         for case in CASES:
             measure(case.name, case.target, lambda case=case: ratios(stream, case, options.runs))  # type: ignore[misc]
         measure("data source into JSON lines / Spark", 0.85, lambda: into_json_lines(frame, options.runs))
+        if jar is not None:
+            server.start()
+            measure("data source into PostgreSQL / JDBC", 1.0, lambda: into_postgres(frame, options.runs, server))
+        name = f"first batch of {PARTITIONS} partitions / bare"
+        measure(name, 1.3, lambda: first_batches(spark, options.runs), at_most=True)
     finally:
         spark.stop()
+        server.stop()
         shutil.rmtree(home, ignore_errors=True)
     options.output.mkdir(exist_ok=True)
     results = {"rows": options.rows, "load": os.getloadavg(), "ratios": rates, "targets": targets}
