@@ -105,6 +105,7 @@ def modules_with_examples() -> list[str]:
     return [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in found]
 
 
+@pytest.mark.timeout(330)  # a page that starts Spark on a busy machine
 @pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_page(path, tmp_path):
     run_page(path, tmp_path)

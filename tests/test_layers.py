@@ -94,8 +94,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "sinks._shared",
         "sinks.postgres",
         "sinks.sqlite",
+        "spark.writes",
     ),
-    "spark.pipelines": (*_CORE, "sinks", "sinks._shared", "spark"),
+    "spark.writes": (*_BASE, "sinks", "sinks._shared", "spark"),
+    "spark.executors": (*_CORE, "bridge", "export", "sinks", "sinks._shared", "sinks.sqlite", "spark", "spark.writes"),
+    "spark.pipelines": (*_CORE, "sinks", "sinks._shared", "spark", "spark.executors", "spark.writes"),
     # It reads what registers itself, and names the classes of views for types.
     "observe": (*_CORE, "queue", "runtime", "bridge", "durable", "export", "sinks"),
     "cli": (*_CORE, "durable", "durable.disk", "export", "observe", "sinks", "sinks.sqlite", "spark.pipelines"),
@@ -103,8 +106,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # Single modules that look ahead, each with its reason.
 EXCEPTIONS: dict[str, set[str]] = {
-    # `SparkPipeline` is a name of the package, imported when it is asked for.
-    "spark": {"spark.pipelines.pipeline"},
+    # Names of the package; `SparkPipeline` is imported when it is asked for.
+    "spark": {"spark.executors.data_source", "spark.pipelines.pipeline"},
     # `bridge()` is where a user gets one: the bridge is imported when it is called, and for the answer's type.
     "queue.batch_queue": {"bridge.sync_queue"},
     # Documented import paths of names that live in a folder by now.

@@ -133,7 +133,7 @@ class _FileNotes:
     """A ledger file, asked as a sink is."""
 
     def __init__(self, path: str) -> None:
-        self._ledger: Any = importlib.import_module("batchqueue_async.spark.ledger").FileLedger(path)
+        self._ledger: Any = importlib.import_module("batchqueue_async.spark.writes.ledger").FileLedger(path)
 
     async def open(self) -> None:
         """Nothing to open."""

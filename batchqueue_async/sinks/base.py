@@ -9,6 +9,7 @@ A sink says what it can do by having the methods; whoever holds it asks with `is
 | `PreparingSink` | `prepare`, `send_prepared` | what computing a send needs can be done in a thread, before it |
 | `TransactionalSink` | `begin` | several sends and the note that their batch is in take effect together, once |
 | `StagingSink` | `stage`, `publish`, `discard` | the same over many processes: each stages, one publishes |
+| `SiftingSink` | `publish_sifted` | the same without the rows that the destination refuses only then |
 | `DeclaringSink` | `declare` | there is a table of these columns before the first record, and without any |
 | `LedgerSink` | `delivered`, `forget` | its notes of what is in can be listed and taken back |
 | `PrunableSink` | `abandon`, `staged`, `prune` | what nobody publishes can be found, and goes |
@@ -355,6 +356,30 @@ class StagingSink(Sink, Protocol):
 
     async def discard(self, key: BatchKey, /) -> None:
         """Drop everything that was staged for the batch."""
+        ...
+
+
+Refused = list[tuple[dict[str, Any], str]]
+"""Rows that were refused, each with its reason."""
+
+
+@runtime_checkable
+class SiftingSink(StagingSink, Protocol):
+    """A staging sink that can leave out rows which its destination refuses when a batch is published.
+
+    Example:
+        >>> from batchqueue_async.sinks.sqlite.sink import SqliteSink
+        >>> isinstance(SqliteSink("rows.db"), SiftingSink)
+        True
+    """
+
+    async def publish_sifted(
+        self, key: BatchKey, attempts: Sequence[Attempt], bury: Callable[[Refused], None], /
+    ) -> bool:
+        """Publish but for the rows that are refused.
+
+        `bury` is called in a thread with those, before the others are visible; not where the batch was in before.
+        """
         ...
 
 

@@ -30,7 +30,7 @@ from batchqueue_async.sinks._shared.files import (
     sync_directory,
     write_all,
 )
-from batchqueue_async.sinks._shared.records import lines
+from batchqueue_async.sinks._shared.records import joined_lines, lines
 from batchqueue_async.sinks._shared.staging import Staging
 from batchqueue_async.sinks._shared.thread import SinkThread
 from batchqueue_async.sinks.base import SinkNeeds
@@ -154,7 +154,7 @@ class JsonLinesSink:
         self._stale = False
 
     def _append(self, batch: Sequence[Any]) -> None:
-        data = b"".join([line + b"\n" for line in self._lines(batch)])
+        data = self._lines(batch)
         try:
             self._find_file()
             if self.max_bytes is not None and self._size and self._size + len(data) > self.max_bytes:
@@ -166,9 +166,9 @@ class JsonLinesSink:
             ) from error
 
     @staticmethod
-    def _lines(batch: Sequence[Any]) -> list[bytes]:
+    def _lines(batch: Sequence[Any]) -> bytes:
         try:
-            return lines(batch)
+            return joined_lines(batch)
         except PermanentError as error:
             error.culprits = tuple(place for place, record in enumerate(batch) if not _has_line(record))
             raise
@@ -290,6 +290,8 @@ class JsonLinesSink:
 
 class StagedLines:
     """A sink for one attempt's file, which goes again where its batch was abandoned meanwhile."""
+
+    needs = SinkNeeds(concurrency=1, atomic=True)
 
     def __init__(self, sink: JsonLinesSink, staging: Staging, attempt: Attempt) -> None:
         self._sink = sink

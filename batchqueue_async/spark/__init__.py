@@ -8,8 +8,8 @@ from batchqueue_async.spark import requirements
 
 requirements.check()
 
-from batchqueue_async.spark.data_source import BatchQueueDataSource  # noqa: E402 - after the check of what it needs
 from batchqueue_async.spark.driver_sink import DriverSink, DriverStats  # noqa: E402
+from batchqueue_async.spark.executors.data_source import BatchQueueDataSource  # noqa: E402 - after the check of what it needs
 
 if TYPE_CHECKING:
     from batchqueue_async.spark.pipelines.pipeline import SparkPipeline

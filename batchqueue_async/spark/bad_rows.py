@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MOST = 10_000
+
+
+class Letters(Protocol):
+    """What takes dead letters."""
+
+    async def send(self, records: list[dict[str, Any]]) -> None:
+        """Keep bad rows; durable when this returns, or with the batch."""
+        ...
 
 
 class DeadLetters:
@@ -50,14 +59,7 @@ class DeadLetters:
 
 def dead_letters_at(owner: str, on_bad_row: str, target: object) -> DeadLetters | None:
     """Where bad rows go; None: they fail their batch."""
-    if on_bad_row not in {"fail", "dead_letter"}:
-        raise ConfigError(f"{owner}: on_bad_row={on_bad_row!r} is unknown; choose 'fail' or 'dead_letter'")
-    if (on_bad_row == "dead_letter") != (target is not None):
-        raise ConfigError(
-            f"{owner}: on_bad_row={on_bad_row!r} does not go with "
-            f"dead_letters={'a target' if target is not None else None}; give on_bad_row='dead_letter' and "
-            "dead_letters='bad.jsonl' (or a sink), or neither"
-        )
+    check_on_bad_row(owner, on_bad_row, given=target is not None)
     if target is None:
         return None
     if isinstance(target, str | os.PathLike):
@@ -69,6 +71,17 @@ def dead_letters_at(owner: str, on_bad_row: str, target: object) -> DeadLetters 
     return DeadLetters(target)
 
 
+def check_on_bad_row(owner: str, on_bad_row: str, *, given: bool) -> None:
+    """Refuse what contradicts itself; `given` says whether there is a place for dead letters."""
+    if on_bad_row not in {"fail", "dead_letter"}:
+        raise ConfigError(f"{owner}: on_bad_row={on_bad_row!r} is unknown; choose 'fail' or 'dead_letter'")
+    if (on_bad_row == "dead_letter") != given:
+        raise ConfigError(
+            f"{owner}: on_bad_row={on_bad_row!r} does not go with dead_letters={'a target' if given else None}; give "
+            "on_bad_row='dead_letter' and dead_letters='bad.jsonl' (or a sink), or neither"
+        )
+
+
 class BadRows:
     """The bad rows of one batch, through all attempts at it.
 
@@ -76,7 +89,7 @@ class BadRows:
         count: how many are in the dead letters.
     """
 
-    def __init__(self, sink: str, batch: str, letters: DeadLetters) -> None:
+    def __init__(self, sink: str, batch: str, letters: Letters) -> None:
         self.count = 0
         self._sink = sink
         self._batch = batch
@@ -134,8 +147,7 @@ class BadRows:
         return [left] if left.num_rows else []
 
     def _keep(self, record: Any, reason: str) -> None:
-        row = msgspec.to_builtins(record, enc_hook=repr, builtin_types=(), str_keys=True)
-        self._waiting.append({"sink": self._sink, "batch": self._batch, "reason": reason, "row": row})
+        self._waiting.append(as_letter(self._sink, self._batch, record, reason))
 
     async def bury(self) -> None:
         """Give the bad rows to the dead letters, before the rest of the batch is committed."""
@@ -150,6 +162,30 @@ class BadRows:
         found = digest(letter)
         self._again[found] -= 1
         return self._again[found] < 0
+
+
+def as_letter(sink: str, batch: str, record: Any, reason: str) -> dict[str, Any]:
+    """The record of a dead letter; numbers that are not finite, which JSON has not, are texts in it.
+
+    Example:
+        >>> as_letter("rows", "8f14/7", {"v": None}, "no value")
+        {'sink': 'rows', 'batch': '8f14/7', 'reason': 'no value', 'row': {'v': None}}
+        >>> as_letter("rows", "8f14/7", {"v": [float("nan")]}, "not a number")["row"]
+        {'v': ['nan']}
+    """
+    row = _finite(msgspec.to_builtins(record, enc_hook=repr, builtin_types=(), str_keys=True))
+    return {"sink": sink, "batch": batch, "reason": reason, "row": row}
+
+
+def _finite(value: Any) -> Any:
+    """A plain value with what is not finite as text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in cast("Sequence[Any]", value)]
+    return value
 
 
 def plain_rows(rows: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,6 @@ from batchqueue_async.spark.bad_rows import BadRows, DeadLetters, dead_letters_a
 from batchqueue_async.spark.collect import COLLECT_BYTES, Collector
 from batchqueue_async.spark.exporting import route_to
 from batchqueue_async.spark.feed import Feeder
-from batchqueue_async.spark.ledger import Ledger, ledger_at
 from batchqueue_async.spark.listener import skipped_writes
 from batchqueue_async.spark.micro_batch import (
     RETRY,
@@ -46,8 +45,9 @@ from batchqueue_async.spark.rows import (
     is_postgres,
     table_schema,
 )
-from batchqueue_async.spark.streaming_query import QueryRun, current_run
-from batchqueue_async.spark.write_notes import (
+from batchqueue_async.spark.writes.ledger import Ledger, ledger_at
+from batchqueue_async.spark.writes.streaming_query import QueryRun, current_run
+from batchqueue_async.spark.writes.write_notes import (
     IS_IN,
     LedgerNotes,
     Notes,
@@ -58,7 +58,7 @@ from batchqueue_async.spark.write_notes import (
     source_of,
     write_key,
 )
-from batchqueue_async.spark.write_place import Place, places
+from batchqueue_async.spark.writes.write_place import Place, places
 
 if TYPE_CHECKING:
     import os

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from batchqueue_async._support import forks, log
 from batchqueue_async.queue.stats import Distribution, Histogram
+from batchqueue_async.spark.run_reports import total_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +32,10 @@ class QueryStats:
         watermark: the query's watermark, in seconds since the epoch; None without one.
         active: whether it still runs.
         failed: whether it ended with an error.
-        skipped: writes of its batches that were in already, and so had no effect, by sinks of this process.
+        skipped: writes of its batches that were in already, and so had no effect, by sinks of this process or by
+            executors.
         skipped_rows: rows in them.
+        dead_rows: rows that executors gave to the dead letters; those of a `DriverSink` are in its `stats()`.
     """
 
     name: str
@@ -47,6 +50,7 @@ class QueryStats:
     failed: bool
     skipped: int = 0
     skipped_rows: int = 0
+    dead_rows: int = 0
 
 
 class SkippedWrites:
@@ -101,9 +105,11 @@ class _Tally:
         self.event_lag = Histogram()
         self.watermark: float | None = None
         self.active, self.failed = True, False
+        self.runs: dict[str, None] = {}
 
     def stats(self) -> QueryStats:
         skipped, skipped_rows = skipped_writes.of(self.query)
+        executors = total_of(self.runs)
         return QueryStats(
             name=self.name,
             batches=self.batches,
@@ -115,8 +121,9 @@ class _Tally:
             watermark=self.watermark,
             active=self.active,
             failed=self.failed,
-            skipped=skipped,
-            skipped_rows=skipped_rows,
+            skipped=skipped + executors.skipped,
+            skipped_rows=skipped_rows + executors.skipped_rows,
+            dead_rows=executors.dead_rows,
         )
 
 
@@ -151,6 +158,7 @@ class QueryListener(StreamingQueryListener):
         with self._lock:
             tally = self._tallies.setdefault(str(event.id), _Tally(str(event.id), event.name or str(event.id)))
             tally.active, tally.failed = True, False
+            tally.runs[str(event.runId)] = None
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Spark tells of a micro-batch that is done."""
@@ -163,6 +171,7 @@ class QueryListener(StreamingQueryListener):
             tally = self._tallies.setdefault(
                 str(progress.id), _Tally(str(progress.id), progress.name or str(progress.id))
             )
+            tally.runs[str(progress.runId)] = None
             tally.batches += 1
             tally.rows += progress.numInputRows
             tally.rate = progress.processedRowsPerSecond if progress.numInputRows else tally.rate

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async.errors import ConfigError, RetryableError
-from batchqueue_async.sinks.base import DeclaringSink, KeyedSink, Sink, TransactionalSink
+from batchqueue_async.sinks.base import DeclaringSink, KeyedSink, Sink, TransactionalSink, needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -143,11 +143,10 @@ class SinkRoute(Route):
 class StagedRoute(SinkRoute):
     """Rows go to one attempt's staged part, which Spark repeats as a whole."""
 
-    isolates = False
-
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self.transactional = self.keyed = False
+        self.isolates = needs_of(sink).atomic  # else a send that was refused may have left something
 
     def may_pass(self, error: Exception) -> bool:  # noqa: ARG002 - none may
         """A part is one transaction, of which a failed send may have left something: its task begins anew."""

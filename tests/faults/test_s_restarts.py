@@ -21,9 +21,9 @@ from batchqueue_async.sinks.base import Attempt, BatchKey
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import DriverSink, process_bridge
-from batchqueue_async.spark.data_source import PartWritten, publish
-from batchqueue_async.spark.options import as_options
-from batchqueue_async.spark.part_writer import Part
+from batchqueue_async.spark.executors.data_source import PartWritten, publish
+from batchqueue_async.spark.executors.options import as_options
+from batchqueue_async.spark.executors.part_writer import Part
 
 QUERY = "8f14"
 

@@ -6,6 +6,7 @@ Where there is no Java, the tests are skipped and the run's last lines say so; w
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,20 +50,32 @@ def jvm(flags):
     os.environ["JAVA_TOOL_OPTIONS"] = f"-XX:TieredStopAtLevel=1 -Xlog:disable {flags}"
 
 
+def make_archive(archive, home):
+    """Run an example whose JVM writes the archive at its end; a machine that is too busy for that goes without one."""
+    fresh = archive.with_suffix(".fresh")
+    jvm(f"-XX:ArchiveClassesAtExit={fresh}")
+    example = [sys.executable, str(ROOT / "examples" / "spark_rate_to_sqlite.py"), str(home), "60"]
+    # A session of its own, because the JVM writes after its Python has ended, and holds the pipes open until then.
+    process = subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        process.communicate(timeout=150)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    else:
+        if process.returncode == 0 and fresh.exists():
+            fresh.replace(archive)
+    fresh.unlink(missing_ok=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _loaded_classes(request, tmp_path_factory):
     """Start JVMs with an archive of the classes that a Spark loads: it takes a third off each of their many starts."""
     before = os.environ.get("JAVA_TOOL_OPTIONS")
     archive = request.config.cache.mkdir("spark") / f"{pyspark.__version__}.jsa"  # one that does not fit is not used
     if not archive.exists():
-        fresh = archive.with_suffix(".fresh")
-        jvm(f"-XX:ArchiveClassesAtExit={fresh}")
-        example = [sys.executable, str(ROOT / "examples" / "spark_rate_to_sqlite.py")]
-        home = tmp_path_factory.mktemp("archive")
-        # The JVM writes it after its Python has ended, and holds the pipes open until then.
-        subprocess.run([*example, str(home), "60"], check=True, capture_output=True)
-        fresh.replace(archive)
-    jvm(f"-XX:SharedArchiveFile={archive}")
+        make_archive(archive, tmp_path_factory.mktemp("archive"))
+    jvm(f"-XX:SharedArchiveFile={archive}" if archive.exists() else "")
     yield
     if before is None:
         del os.environ["JAVA_TOOL_OPTIONS"]

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
+from batchqueue_async.errors import PermanentError
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite import SqliteSink
 
@@ -22,6 +23,17 @@ class FailingPublish(SqliteSink):
             marker.touch()
             raise OSError("the commit fails")
         return await super().publish(key, attempts)
+
+    async def publish_sifted(self, key, attempts, bury):
+        marker = Path(f"{self.path}.failed")
+
+        def fail_after(refused):
+            bury(refused)
+            if not marker.exists():
+                marker.touch()
+                raise OSError("the commit fails")
+
+        return await super().publish_sifted(key, attempts, bury and fail_after)
 
 
 def failing_publish(options):
@@ -79,6 +91,22 @@ def failing_handler(options):
         raise LookupError("the shelf is empty")
 
     return handle
+
+
+def choosy_handler(options):
+    """Takes no row whose value leaves 3 when divided by 7."""
+
+    async def handle(batch):
+        if any(each["value"] % 7 == 3 for each in batch):
+            raise PermanentError("no sevens and threes")
+        with (Path(options["path"]) / f"{os.getpid()}.txt").open("a") as file:
+            file.writelines(f"{each['value']}\n" for each in batch)
+
+    return handle
+
+
+def dead_table(options):
+    return SqliteSink(options["letters"], "dead")
 
 
 def plain_jsonl(options):
@@ -143,3 +171,12 @@ def types_into_a_file(options):
             file.writelines(f"{each!r}\n" for each in batch)
 
     return handle
+
+
+class OneTransaction(Keyed):
+    async def begin(self, key):
+        return None
+
+
+def one_transaction(options):
+    return OneTransaction()

@@ -15,7 +15,7 @@ from batchqueue_async.sinks.base import Attempt, BatchKey
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.postgres import PostgresSink
 from batchqueue_async.sinks.sqlite import SqliteSink
-from batchqueue_async.spark.ledger import FileLedger
+from batchqueue_async.spark.writes.ledger import FileLedger
 
 QUERY = "8f14e45f"
 SOURCES = [QUERY, f"{QUERY}/write-1", f"orders@{QUERY}", "orders/claim", "other"]

@@ -14,9 +14,10 @@ from sessions import forget_last_commit, run_batches
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
-from batchqueue_async.spark import BatchQueueDataSource, data_source, requirements
-from batchqueue_async.spark.options import as_options
-from batchqueue_async.spark.part_writer import Worker, worker
+from batchqueue_async.spark import BatchQueueDataSource, requirements
+from batchqueue_async.spark.executors import data_source
+from batchqueue_async.spark.executors.options import as_options
+from batchqueue_async.spark.executors.part_writer import Worker, worker
 
 KEY = BatchKey("query", 0)
 

@@ -12,9 +12,10 @@ import spark_sinks
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
 from batchqueue_async.sinks.memory import MemorySink
-from batchqueue_async.spark import BatchQueueDataSource, DriverSink, data_source, process_bridge
-from batchqueue_async.spark.options import as_options, read_options
-from batchqueue_async.spark.part_writer import Worker
+from batchqueue_async.spark import BatchQueueDataSource, DriverSink, process_bridge
+from batchqueue_async.spark.executors import data_source
+from batchqueue_async.spark.executors.options import as_options, read_options
+from batchqueue_async.spark.executors.part_writer import Worker
 
 
 class Away(MemorySink):

@@ -27,10 +27,10 @@ from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.memory import MemorySink
 from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import BatchQueueDataSource, DriverSink, process_bridge
-from batchqueue_async.spark.ledger import ledger_at
+from batchqueue_async.spark.executors.options import as_options, read_options
+from batchqueue_async.spark.executors.part_writer import worker
 from batchqueue_async.spark.listener import QueryListener
-from batchqueue_async.spark.options import as_options, read_options
-from batchqueue_async.spark.part_writer import worker
+from batchqueue_async.spark.writes.ledger import ledger_at
 
 FAST = RetryPolicy(initial=0.01, max_delay=0.05, max_age=5.0)
 
@@ -409,7 +409,7 @@ def published(home):
 
 def test_s_15_a_stream_that_was_aborted_may_stage_the_same_batch_again(tmp_path):
     options = {"sink": "jsonl", "path": str(tmp_path / "out")}
-    from batchqueue_async.spark import data_source
+    from batchqueue_async.spark.executors import data_source
 
     writer = BatchQueueDataSource(options).streamWriter(None, False)
     for name in ("first", "second"):

@@ -53,6 +53,7 @@ def progress(batch, rows, **times):
     return SimpleNamespace(
         progress=SimpleNamespace(
             id="q",
+            runId="run",
             name="named",
             batchId=batch,
             numInputRows=rows,
@@ -66,7 +67,7 @@ def progress(batch, rows, **times):
 
 def test_the_listener_counts_what_spark_reports():
     listener = QueryListener(now=lambda: 101.0)
-    listener.onQueryStarted(SimpleNamespace(id="q", name="named"))
+    listener.onQueryStarted(SimpleNamespace(id="q", runId="run", name="named"))
     listener.onQueryProgress(progress(1, 10, max="1970-01-01T00:01:31.000Z", watermark="1970-01-01T00:01:21.000Z"))
     listener.onQueryProgress(progress(2, 0))
     listener.onQueryIdle(None)

@@ -14,12 +14,13 @@ import pytest
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
-from batchqueue_async.spark import BatchQueueDataSource, collect, data_source, requirements
-from batchqueue_async.spark.ledger import FileLedger
+from batchqueue_async.spark import BatchQueueDataSource, collect, requirements
+from batchqueue_async.spark.executors import data_source
+from batchqueue_async.spark.executors.options import as_options
+from batchqueue_async.spark.executors.part_writer import Worker
 from batchqueue_async.spark.micro_batch import RepeatBatchError
-from batchqueue_async.spark.options import as_options
-from batchqueue_async.spark.part_writer import Worker
 from batchqueue_async.spark.rows import converter
+from batchqueue_async.spark.writes.ledger import FileLedger
 
 BATCH = pa.RecordBatch.from_pydict({"value": [1, 2], "name": ["a", None]})
 
@@ -31,7 +32,7 @@ def test_pandas_is_looked_for_and_not_imported(monkeypatch):
     monkeypatch.setattr(requirements, "find_spec", lambda name: None)
     with pytest.raises(bq.ConfigError, match=r"needs pandas.*pip install 'batchqueue-async\[spark\]'"):
         requirements.check()
-    code = "import sys, batchqueue_async.spark.part_writer; sys.exit('pandas' in sys.modules)"
+    code = "import sys, batchqueue_async.spark.executors.part_writer; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import itertools
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 from batchqueue_async.spark.pipelines.display import Display, bar, line, table
 from batchqueue_async.spark.pipelines.picture import draw, nice
 from batchqueue_async.spark.pipelines.progress import ProgressListener, QueryProgress, Sample
+
+_numbers = itertools.count()
 
 
 class Clock:
@@ -26,6 +29,8 @@ def report(*, name="minute", rows=10, seconds=0.5, late=0, behind=None, watermar
     return SimpleNamespace(
         progress=SimpleNamespace(
             name=name,
+            runId="run",
+            batchId=next(_numbers),
             numInputRows=rows,
             batchDuration=seconds * 1000,
             timestamp="1970-01-01T00:01:40.000Z",

@@ -239,7 +239,7 @@ def test_what_is_refused(parts, words):
             "to.in='spark' is not a place that writes jsonl; write in",
         ),
         ({"to": {"type": "delta", "path": "x"}}, ""),
-        ({"to": {"type": "console"}, "dead_letters": "x"}, "dead_letters is for sinks in the driver"),
+        ({"to": {"type": "console"}, "dead_letters": "x"}, "dead_letters is for sinks of this library"),
         (
             {"to": {"type": "console"}, "trigger": "soon"},
             "trigger='soon' is not a trigger; write seconds, a text such as",

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 from pipeline_parts import LIMIT, rows, until, write_json
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import batchqueue_async as bq
 from batchqueue_async.errors import ConfigError
@@ -49,6 +50,31 @@ def test_a_stream_is_stopped_and_goes_on_exactly(spark, tmp_path):
     assert query.batch_seconds > 0
     assert [each.query for each in report.samples] == ["all"] * len(report.samples)
     assert sum(each.rows for each in report.samples) == query.rows
+
+
+def test_reports_that_spark_brings_late_are_counted(spark, tmp_path):
+    """Another listener keeps Spark's thread for reports busy until the run has ended."""
+    ended = threading.Event()
+
+    class Slow(StreamingQueryListener):
+        def onQueryStarted(self, event): ...  # noqa: N802 - Spark's name
+        def onQueryTerminated(self, event): ...  # noqa: N802
+        def onQueryProgress(self, event):  # noqa: N802
+            ended.wait(LIMIT)
+
+    slow = Slow()
+    spark.streams.addListener(slow)
+    try:
+        write_json(tmp_path / "in", "file", [{"id": n} for n in range(30)])
+        source = {"type": "files", "format": "json", "path": "in", "schema": "id LONG"}
+        made = pipeline(tmp_path, sources={"events": source}, outputs={"all": {"view": "events", "to": sqlite("all_")}})
+        report = made.run(spark=spark, once=True)
+    finally:
+        ended.set()
+        spark.streams.removeListener(slow)
+    (query,) = report.queries
+    assert (query.rows, query.written, query.batches) == (30, 30, 1)
+    assert [each.rows for each in report.samples if each.rows] == [30]
 
 
 def test_each_stage_is_computed_once_and_once_ends_with_all_of_it(spark, tmp_path):
@@ -299,6 +325,11 @@ def test_a_backfill_that_is_run_again_ends_in_the_same_rows(spark, tmp_path):
         assert sorted(value for (value,) in found) == list(range(40, 80))
     made.run(spark=spark, since=START.replace(minute=4), until=START.replace(minute=5))
     assert [value for *_, value in rows(tmp_path / "out.db", "rows", "value")] == list(range(40, 100))
+    with pytest.raises(
+        ConfigError, match=r"overlap 2026-01-01T00:02:00.*ledger reset .* --source span/tests/rows/2026"
+    ):
+        made.run(spark=spark, since=START.replace(minute=3), until=START.replace(minute=6))
+    assert len(rows(tmp_path / "out.db", "rows")) == 60
     targets = [sqlite("new"), {"type": "jsonl", "path": "rows.jsonl"}, sqlite("rows")]
     made = pipeline(
         tmp_path,

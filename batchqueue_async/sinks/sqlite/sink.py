@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -15,16 +15,18 @@ from batchqueue_async.sinks._shared.declared import columns_of
 from batchqueue_async.sinks._shared.records import row_key
 from batchqueue_async.sinks._shared.staging import Staging
 from batchqueue_async.sinks._shared.thread import SinkThread
-from batchqueue_async.sinks.base import BatchKey, SendResult, SinkNeeds
+from batchqueue_async.sinks.base import BatchKey, Refused, SendResult, SinkNeeds
 from batchqueue_async.sinks.sqlite.table import RESERVED, SchemaMode, Table, declared_type, quoted
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from batchqueue_async.sinks.base import Attempt, Delivered, StagedPart
 
 _FETCH = 10_000
+_MOST_REFUSED = 10_000
+"""With more rows that a table refuses, it is not the rows that are wrong."""
 
 
 class SqliteSink:
@@ -220,9 +222,21 @@ class SqliteSink:
 
     async def publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
         """Copy the attempts' rows into the table, and note the batch, in one transaction."""
+        return await self.publish_sifted(key, attempts, None)
+
+    async def publish_sifted(
+        self, key: BatchKey, attempts: Sequence[Attempt], bury: Callable[[Refused], None] | None
+    ) -> bool:
+        """Publish, without the rows that the table refuses: those are given to `bury` before all others are in.
+
+        Args:
+            key: the batch.
+            attempts: those that count.
+            bury: called in a thread with those and the reasons; None refuses the batch instead.
+        """
         thread = SinkThread("sqlite")
         try:
-            return await thread.run(self._publish, key, attempts)
+            return await thread.run(self._publish, key, attempts, bury)
         finally:
             await thread.close()
 
@@ -242,7 +256,7 @@ class SqliteSink:
         """Remove what was not changed for so many seconds."""
         return await asyncio.to_thread(self._staging.prune, older_than)
 
-    def _publish(self, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
+    def _publish(self, key: BatchKey, attempts: Sequence[Attempt], bury: Callable[[Refused], None] | None) -> bool:
         table = self._make_table(self.path)
         staged = [self._make_table(self._staging.path(attempt)) for attempt in attempts]
         try:
@@ -250,7 +264,10 @@ class SqliteSink:
             with table.transaction():
                 fresh = not table.is_delivered(key)
                 if fresh:
-                    _copy(staged, table)
+                    refused: Refused | None = None if bury is None else []
+                    _copy(staged, table, refused)
+                    if bury is not None:
+                        bury(refused or [])
                     table.note_delivered(key)
         finally:
             table.close()
@@ -307,6 +324,8 @@ class SqliteTransaction:
 class StagedTable:
     """A sink for one attempt's rows: all of them in one transaction, which its `close` commits."""
 
+    needs = SinkNeeds(concurrency=1, atomic=True)
+
     def __init__(self, table: Table, staging: Staging, attempt: Attempt) -> None:
         self._table = table
         self._staging = staging
@@ -328,8 +347,12 @@ class StagedTable:
         await self._thread.run(self._table.create, _declared(schema))
 
     async def send(self, batch: Sequence[Any]) -> None:
-        """Insert the records."""
-        await self._thread.run(self._table.insert, batch)
+        """Insert the records; nothing of a batch that is refused."""
+        await self._thread.run(self._send, batch)
+
+    def _send(self, batch: Sequence[Any]) -> None:
+        with self._table.savepoint():
+            self._table.insert(batch)
 
     async def close(self) -> None:
         """Commit, and close the file, which goes again where its batch was abandoned meanwhile."""
@@ -353,23 +376,27 @@ def _declared(schema: Any) -> dict[str, str]:
     return {column.name: declared_type(column) for column in columns_of(schema)}
 
 
-def _copy(staged: Sequence[Table], table: Table) -> None:
+def _copy(staged: Sequence[Table], table: Table, refused: Refused | None) -> None:
     """Copy the rows of the staged tables; a part without rows may have no table."""
     columns: dict[str, str] = {}
     for each in staged:
         with _reading(each) as (_, found):
             columns |= {name: kind for name, kind in found.items() if kind or name not in columns}
     if columns:
-        table.suit(columns)
+        with nullcontext() if refused is None or table.columns is None else suppress(PermanentError):
+            table.suit(columns)
     known = table.schema()
     for each in staged:
         with _reading(each) as (source, found):
             if found:
-                alike = all(known[name] == kind for name, kind in found.items())
+                alike = all(known.get(name) == kind for name, kind in found.items())
                 insert = table.insert_tuples if alike else table.insert_checked
                 rows = source.execute(f"SELECT * FROM {quoted(each.name)}")  # noqa: S608 - quoted
                 while values := rows.fetchmany(_FETCH):
-                    insert(tuple(found), values)
+                    if refused is None:
+                        insert(tuple(found), values)
+                    else:
+                        refused += table.insert_sifted(insert, tuple(found), values, _MOST_REFUSED - len(refused))
 
 
 @contextmanager

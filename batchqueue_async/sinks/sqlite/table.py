@@ -11,6 +11,7 @@ The source of a batch job never comes again; its note is kept for a month.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import time as clock
@@ -165,6 +166,22 @@ class Table:
                 self.rollback()
             raise
 
+    @contextmanager
+    def savepoint(self) -> Generator[None]:
+        """Undo what is done inside, and nothing else, if it fails. Needs a transaction."""
+        with self._errors():
+            self.connection.execute("SAVEPOINT batchqueue")
+        try:
+            yield
+        except BaseException:
+            with suppress(sqlite3.Error):  # the first error is the one to tell; it may have ended the transaction
+                self.connection.execute("ROLLBACK TO batchqueue")
+                self.connection.execute("RELEASE batchqueue")
+            self.columns = self._existing()
+            raise
+        with self._errors():
+            self.connection.execute("RELEASE batchqueue")
+
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def insert(self, batch: Sequence[Any]) -> None:
@@ -209,6 +226,31 @@ class Table:
         if refused:
             raise PermanentError(str(refused[min(refused)]), error_type="refused")
         self.insert_tuples(rows.names, rows.values)
+
+    def insert_sifted(
+        self,
+        insert: Callable[[Sequence[str], Sequence[Sequence[Any]]], None],
+        columns: Sequence[str],
+        tuples: Sequence[Sequence[Any]],
+        most: int,
+    ) -> list[tuple[dict[str, Any], str]]:
+        """Insert values but for the rows that are refused, of at most so many; these, each with its reason.
+
+        Raises:
+            PermanentError: there are more.
+        """
+        try:
+            with self.savepoint():
+                insert(columns, tuples)
+        except PermanentError as error:
+            if most < 1:
+                raise
+            if len(tuples) == 1:
+                return [(dict(zip(columns, tuples[0], strict=True)), str(error))]
+            middle = len(tuples) // 2
+            found = self.insert_sifted(insert, columns, tuples[:middle], most)
+            return found + self.insert_sifted(insert, columns, tuples[middle:], most - len(found))
+        return []
 
     def insert_tuples(self, columns: Sequence[str], tuples: Iterable[Sequence[Any]]) -> None:
         """Insert values of the given columns. Needs a transaction."""
@@ -310,23 +352,25 @@ class Table:
         unknown = [name for name in rows.names if name not in (self.columns or ())]
         if unknown:
             refused |= dict.fromkeys(rows.places, self._no_column(unknown[0]))
-            return rows._replace(values=[], places=[])
+            return Rows(rows.names, [], [])
         absent = [name for name in self.upsert_on if name not in rows.names]
         if absent:
             refused |= dict.fromkeys(rows.places, self._no_key(absent[0]))
-            return rows._replace(values=[], places=[])
+            return Rows(rows.names, [], [])
         kinds = self._affinities()
         columns: list[Sequence[Any]] = []
+        changed = False
         for name, values in _columns_of(rows):
             if name in self.upsert_on and None in values:
                 refused |= {
                     place: self._no_key(name) for place, value in zip(rows.places, values, strict=True) if value is None
                 }
-            column = values if set(map(type, values)) <= _PLAIN else self._plain_values(rows, values, refused)
+            column = values if _is_plain(values) else self._plain_values(rows, values, refused)
             if not _keeps(kinds.get(name, ""), column):
                 kinds = self._suit(rows, name, column, kinds, refused)
+            changed = changed or column is not values
             columns.append(column)
-        return rows._replace(values=list(zip(*columns, strict=True)))
+        return rows._replace(values=list(zip(*columns, strict=True)), columns=None) if changed else rows
 
     def _plain_values(self, rows: Rows, values: Sequence[Any], refused: dict[int, SinkError]) -> list[Any]:
         found: list[Any] = []
@@ -467,7 +511,18 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(map(quoted, names))
 
 
-def _columns_of(rows: Rows) -> Iterator[tuple[str, list[Any]]]:
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Whether SQLite takes all of the values as they are."""
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return not math.isnan(sum(values))  # one that is not a number would have made the sum so
+    return kinds <= _PLAIN
+
+
+def _columns_of(rows: Rows) -> Iterator[tuple[str, Sequence[Any]]]:
+    if rows.columns is not None:
+        yield from zip(rows.names, rows.columns, strict=True)
+        return
     for at, name in enumerate(rows.names):
         yield name, list(map(itemgetter(at), rows.values))
 

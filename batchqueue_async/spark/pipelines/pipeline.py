@@ -7,6 +7,7 @@ import io
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from batchqueue_async._support import log
@@ -15,8 +16,9 @@ from batchqueue_async.errors import ConfigError, ConfigFault
 from batchqueue_async.spark.pipelines import reading, session
 from batchqueue_async.spark.pipelines.frames import Span, Streams, batch_frames, unreplayable
 from batchqueue_async.spark.pipelines.restart import Restarts
+from batchqueue_async.spark.pipelines.spans import WrittenSpans
 from batchqueue_async.spark.pipelines.supervisor import PipelineRun, error_text, make_directory
-from batchqueue_async.spark.pipelines.targets import Writing, why_not_again
+from batchqueue_async.spark.pipelines.targets import Writing, appends, why_not_again
 from batchqueue_async.spark.pipelines.waits import begin, call_within
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class SparkPipeline:
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
+        self._spans = WrittenSpans(Path(spec.state, "ledger"), spec.name)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, overrides: Mapping[str, Any] | None = None) -> Self:
@@ -248,8 +251,29 @@ class SparkPipeline:
                 if why is not None:
                     owner = f"output {output.name!r}"
                     faults.append(ConfigFault(owner=owner, path=f"to.{target.type}", rule=why[0], way_out=why[1]))
+            if span and self._notes_spans(output):
+                faults += self._overlaps(output, span)
         if faults:
             raise ConfigError.of(faults)
+
+    def _notes_spans(self, output: OutputSpec) -> bool:
+        return appends(output) and "://" not in self.spec.state  # a ledger is a local file
+
+    def _overlaps(self, output: OutputSpec, span: Span) -> list[ConfigFault]:
+        other = self._spans.other(output.name, span)
+        if other is None:
+            return []
+        reset = f"batchqueue spark ledger reset {self._spans.path} --source {self._spans.source(output.name, other)}"
+        return [
+            ConfigFault(
+                owner=f"output {output.name!r}",
+                path="from" if span.since is not None else "until",
+                rule=f"makes the span {span} overlap {other}, which was written before: what they share would be in "
+                "twice",
+                way_out="write the same span again, or what is missing, or use a sink that takes a key, such as "
+                f"postgres; if you took its rows back: {reset}",
+            )
+        ]
 
     def _write_wholes(
         self, spark: SparkSession, span: Span, outputs: list[OutputSpec], stop: threading.Event
@@ -258,6 +282,9 @@ class SparkPipeline:
         if not outputs:
             return {}
         frames = batch_frames(spark, self.spec, span, [output.view for output in outputs])
+        for output in outputs:
+            if span and self._notes_spans(output):
+                self._spans.note(output.name, span)
         failed: dict[str, str] = {}
         for output in outputs:
             error = self._write_whole(spark, span, output, frames, stop)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _KEPT = 5_000
 _RECENT = 20
+_REPORTS = 200
+"""How many reports of a query are known; Spark keeps the last hundred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class QueryProgress:
         behind: messages that the source has and the query has not read; None where Spark does not say it.
         late: rows that came behind the watermark and were dropped by Spark.
         watermark: in seconds since the epoch; None without one.
-        written: rows that sinks in the driver delivered.
+        written: rows that sinks in the driver delivered, or executors published.
         skipped: rows of batches that were in already.
         dead: rows given to the dead letters.
         restarts: how often it was started again.
@@ -99,6 +101,7 @@ class ProgressListener(StreamingQueryListener):
         self._queries = {name: QueryProgress(name=name) for name in names}
         self._recent: dict[str, deque[tuple[float, int]]] = {name: deque(maxlen=_RECENT) for name in names}
         self._samples: deque[Sample] = deque(maxlen=_KEPT)
+        self._taken: deque[tuple[str, int, str]] = deque(maxlen=_REPORTS * max(len(names), 1))
 
     def queries(self) -> dict[str, QueryProgress]:
         """The queries by name."""
@@ -129,9 +132,9 @@ class ProgressListener(StreamingQueryListener):
         """Spark reports a query that ended; who started it sees to that."""
 
     def take(self, progress: Any) -> None:
-        """Count one micro-batch."""
+        """Count one micro-batch, once: it may be reported, and be among the last ones of its query."""
         name = progress.name
-        if name not in self._queries:
+        if name not in self._queries or not self._is_new(progress):
             return
         rows, seconds = int(progress.numInputRows), progress.batchDuration / 1000
         started = epoch(progress.timestamp)
@@ -167,6 +170,14 @@ class ProgressListener(StreamingQueryListener):
                 behind=behind,
                 late=late,
             )
+
+    def _is_new(self, progress: Any) -> bool:
+        report = (str(progress.runId), int(progress.batchId), str(progress.timestamp))
+        with self._lock:
+            is_new = report not in self._taken
+            if is_new:
+                self._taken.append(report)
+        return is_new
 
 
 def _rate(recent: deque[tuple[float, int]], seconds: float) -> float:

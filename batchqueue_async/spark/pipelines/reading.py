@@ -428,8 +428,9 @@ class _Reading:
         found = tuple(each for each in targets if each is not None)
         if len(targets) > 1:
             self._check_fan_out(part, found)
-        if values["dead_letters"] and not any(each.place == "driver" for each in found):
-            part.fault("dead_letters", "is for sinks in the driver", "leave it out, or write in: driver")
+        if values["dead_letters"] and all(each.place == "spark" for each in found):
+            way_out = "leave it out, or write in: driver or in: executors"
+            part.fault("dead_letters", "is for sinks of this library, in the driver or on executors", way_out)
         checkpoint = at(self._directory, values["checkpoint"] or f"{self._state}/checkpoints/{name}")
         if checkpoint in self._checkpoints:
             rule = f"is that of output {self._checkpoints[checkpoint]!r}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from batchqueue_async.spark.data_source import BatchQueueDataSource
+from batchqueue_async.spark.executors.data_source import BatchQueueDataSource
 from batchqueue_async.spark.pipelines.targets import plain
 
 if TYPE_CHECKING:

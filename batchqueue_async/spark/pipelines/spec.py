@@ -142,7 +142,7 @@ class OutputSpec:
         trigger: when a micro-batch begins.
         checkpoint: where Spark keeps how far the query is.
         key: the columns that make a row, for upserts and for the keys of records.
-        dead_letters: the file for rows that can't be delivered; None fails their batch.
+        dead_letters: the file, or on executors the directory, for rows that can't be delivered; None fails their batch.
         targets: where each batch goes; it is computed once for all of them.
     """
 

@@ -15,6 +15,7 @@ from batchqueue_async.spark.pipelines.progress import ProgressListener
 from batchqueue_async.spark.pipelines.restart import Restarts
 from batchqueue_async.spark.pipelines.targets import Writing
 from batchqueue_async.spark.pipelines.waits import all_within, call_within
+from batchqueue_async.spark.run_reports import RunReport, total_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,8 @@ class Supervised:
         needs: queries that have to be done before it starts.
         writing: the output's own; None for a stored view.
         handle: Spark's query; None while it does not run.
+        last: the handle of the last one that ran, or runs.
+        runs: the ids of all of its runs.
         next_start: when to start it, by the clock; None: not any more.
         ended: how it ended: "done", "stopped" or "failed"; empty while it has not.
         error: what it died with last.
@@ -47,6 +50,8 @@ class Supervised:
     needs: frozenset[str] = frozenset()
     writing: Writing | None = None
     handle: Any = None
+    last: Any = None
+    runs: list[str] = field(default_factory=list[str])
     next_start: float | None = 0.0
     ended: str = ""
     error: BaseException | None = field(default=None, repr=False)
@@ -149,6 +154,8 @@ class PipelineRun:
         except Exception as error:  # noqa: BLE001 - Spark's and the sinks' own errors, and each is a failed start
             self._failed(query, error)
             return
+        query.last = query.handle
+        query.runs.append(str(query.handle.runId))
         if query.restarts.total:
             log.warning("spark_query_restarted", query=query.name, failures=query.restarts.in_a_row)
         query.restarts.started(self._clock())
@@ -159,6 +166,16 @@ class PipelineRun:
         spark: Any = self._spark
         spark.createDataFrame([], "nothing INT")
         return query.start()
+
+    def _take_last(self, query: Supervised) -> None:
+        """Count the reports that the listener has not got yet: Spark brings them on a thread of its own, at leisure."""
+        if query.last is None:
+            return
+        try:
+            for progress in query.last.recentProgress:
+                self.listener.take(progress)
+        except Exception as error:  # noqa: BLE001 - Spark itself is gone, and the reports with it
+            log.warning("spark_report_failed", query=query.name, **log.describe(error))
 
     def _look(self, query: Supervised) -> None:
         if query.handle.isActive:
@@ -187,14 +204,15 @@ class PipelineRun:
     def _note(self, query: Supervised) -> None:
         state = query.ended or ("running" if query.handle is not None else "waiting" if query.error else "starting")
         sinks = [sink.stats() for sink in query.writing.sinks] if query.writing is not None else []
+        executors = total_of(query.runs) if query.writing is not None and query.writing.on_executors else RunReport()
         self.listener.set(
             query.name,
             state=state,
             restarts=query.restarts.total if query.ended != "failed" else max(query.restarts.total - 1, 0),
             error="" if query.error is None else type(query.error).__name__,
-            written=sum(each.rows for each in sinks),
-            skipped=sum(each.skipped_rows for each in sinks),
-            dead=sum(each.dead_rows for each in sinks),
+            written=sum(each.rows for each in sinks) + executors.rows,
+            skipped=sum(each.skipped_rows for each in sinks) + executors.skipped_rows,
+            dead=sum(each.dead_rows for each in sinks) + executors.dead_rows,
         )
 
     def queries(self) -> list[QueryProgress]:
@@ -230,6 +248,7 @@ class PipelineRun:
             if query.handle is not None:
                 query.handle, query.ended = None, query.ended or "stopped"
             query.next_start = None
+            self._take_last(query)
             self._note(query)
         for name, error in errors.items():
             log.error("spark_query_stop_failed", query=name, **log.describe(error))

@@ -52,6 +52,11 @@ def upserts(target: TargetSpec, key: tuple[str, ...]) -> bool:
     return kind.upserts in inspect.signature(getattr(importlib.import_module(module), name)).parameters
 
 
+def appends(output: OutputSpec) -> bool:
+    """Whether rows of two spans that overlap would be in twice: in a sink that knows spans, and not their rows."""
+    return any(target.place == "driver" and not upserts(target, output.key) for target in output.targets)
+
+
 def why_not_again(target: TargetSpec, key: tuple[str, ...], *, whole: bool) -> tuple[str, str] | None:
     """Why a batch job that is run twice would not leave the same rows, and the way out; None: it would.
 
@@ -104,6 +109,7 @@ class Writing:
 
     Attributes:
         sinks: the sinks in the driver.
+        on_executors: whether executors write, whose commits report what they did.
         failure: what a sink raised in the last batch that failed; Spark itself passes on no more than its text.
     """
 
@@ -112,6 +118,7 @@ class Writing:
         self._output = output
         self._ledger = ledger
         self.sinks: list[DriverSink] = []
+        self.on_executors = any(target.place == "executors" for target in output.targets)
         self.failure: BaseException | None = None
         self._by_target: dict[int, DriverSink] = {}
         for place, target in enumerate(output.targets):
@@ -166,7 +173,7 @@ class Writing:
         if len(output.targets) == 1 and target.place == "spark":
             return _stream_of_spark(writer, target)
         if target.place == "executors":
-            return _formatted(writer, "batchqueue", executor_options(target)).start()
+            return _formatted(writer, "batchqueue", executor_options(target, output.dead_letters)).start()
         return writer.foreachBatch(self.write).start()
 
     def write(self, frame: Any, batch_id: int) -> None:
@@ -204,7 +211,8 @@ class Writing:
                     with self._driver_sink(place, target, source) as sink:
                         sink(frame, None if again else 0, part=self._name(place))
                 elif target.place == "executors":
-                    _formatted(frame.write, "batchqueue", executor_options(target)).mode("append").save()
+                    options = executor_options(target, self._output.dead_letters)
+                    _formatted(frame.write, "batchqueue", options).mode("append").save()
                 else:
                     _batch_of_spark(frame, target, self._output.mode, None)
         finally:
@@ -212,12 +220,13 @@ class Writing:
                 frame.unpersist()
 
 
-def executor_options(target: TargetSpec) -> dict[str, str]:
+def executor_options(target: TargetSpec, dead_letters: str | None) -> dict[str, str]:
     """The options of `format("batchqueue")` for a target on the executors."""
+    bad = {} if dead_letters is None else {"on_bad_row": "dead_letter", "dead_letters": dead_letters}
     if target.type == "factory":
-        return {"sink": target.options["factory"], **plain(target.options["options"])}
+        return {**plain(target.options["options"]), **bad, "sink": target.options["factory"]}
     options = {name: str(value) for name, value in target.options.items() if value is not None}
-    return {"sink": target.type, **options}
+    return {"sink": target.type, **options, **bad}
 
 
 def _formatted(writer: Any, name: str, options: Mapping[str, str]) -> Any:

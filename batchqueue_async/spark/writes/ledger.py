@@ -91,7 +91,7 @@ class FileLedger(MemoryLedger):
         return super().is_delivered(key)
 
     def note(self, key: BatchKey) -> None:
-        """Note that the batch was delivered, beside what others noted meanwhile, and make the note durable."""
+        """Note that the batch was delivered, with what others noted meanwhile, and make the note durable."""
         with self._turn, self._alone():
             contents = _read(self.path)
             contents.delivered[key.source] = max(key.number, contents.delivered.get(key.source, -1))
@@ -125,7 +125,7 @@ class FileLedger(MemoryLedger):
 
     @contextmanager
     def _alone(self) -> Generator[None]:
-        """Keep other processes out; the file itself is replaced, so that the lock is on one beside it."""
+        """Keep other processes out; the file itself is replaced, so that the lock is on one next to it."""
         if fcntl is None:
             yield
             return

@@ -20,14 +20,24 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, RetryableError
-from batchqueue_async.sinks.base import Attempt, BatchKey, DeclaringSink, LedgerSink, PrunableSink, StagingSink
+from batchqueue_async.sinks.base import (
+    Attempt,
+    BatchKey,
+    DeclaringSink,
+    LedgerSink,
+    PrunableSink,
+    SiftingSink,
+    StagingSink,
+)
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.spark.arrow_types import arrow_schema
+from batchqueue_async.spark.executors.letters import LettersOfBatch, letters_key
+from batchqueue_async.spark.executors.options import Options, WriteOptions, as_options, read_options
+from batchqueue_async.spark.executors.part_writer import Part, worker
 from batchqueue_async.spark.micro_batch import Patience, Retries
-from batchqueue_async.spark.options import Options, as_options, read_options
-from batchqueue_async.spark.part_writer import Part, worker
 from batchqueue_async.spark.rows import table_schema
-from batchqueue_async.spark.write_notes import IS_IN, rewound
+from batchqueue_async.spark.run_reports import RunReport, add_report
+from batchqueue_async.spark.writes.write_notes import IS_IN, rewound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,8 +64,8 @@ class BatchQueueDataSource(DataSource):
         df.write.format("batchqueue").option("sink", "jsonl").option("path", "/data/out").mode("append").save()
 
     Options: `sink` ("sqlite", "jsonl", or "package.module:factory"), `rows`, `rows_in_flight`, `bytes_in_flight`,
-    `key`, `non_finite`, `queue.*` as in `QueueConfig`, `export.*` as in `ExportConfig`, and what the sink takes:
-    `path`, `table`, `busy_timeout`; a factory is called with all options as a dict.
+    `key`, `non_finite`, `on_bad_row`, `dead_letters`, `queue.*` as in `QueueConfig`, `export.*` as in `ExportConfig`,
+    and what the sink takes: `path`, `table`, `busy_timeout`; a factory is called with all options as a dict.
     """
 
     @classmethod
@@ -119,7 +129,8 @@ class StreamWriter(StreamArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> PartWritten:
         """Write one part of a micro-batch, on an executor."""
-        return PartWritten(worker(self.options).write(_attempt(_stream_key()), iterator, self.schema))
+        run = _context().getLocalProperty("spark.jobGroup.id") or ""
+        return PartWritten(worker(self.options).write(_attempt(_stream_key()), iterator, self.schema, run=run))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish what the tasks of the micro-batch staged."""
@@ -175,40 +186,80 @@ def publish(
 ) -> bool:
     """Make a batch visible; False if it had been before."""
     parts = _parts(messages)
-    sink = _staging(options)
-    fresh = True
-    if sink is not None:
-        fresh = asyncio.run(_publish(sink, key, [part.attempt for part in parts], schema))
+    read, sink = read_options(options), _staging(options)
+    letters = _letters(read, key, parts)
+    attempts = [part.attempt for part in parts]
+    fresh = asyncio.run(_publish(sink, key, attempts, schema, letters))
+    rows = sum(part.rows for part in parts)
+    dead_rows = sum(part.dead_rows for part in parts) + (0 if letters is None else letters.count)
     if not fresh:
-        rows = sum(part.rows for part in parts)
-        log.warning("spark_batch_skipped", sink=read_options(options).sink, batch=str(key), rows=rows, reason=IS_IN)
+        log.warning("spark_batch_skipped", sink=read.sink, batch=str(key), rows=rows, reason=IS_IN)
+    elif dead_rows:
+        log.warning("spark_rows_dead", sink=read.sink, batch=str(key), rows=dead_rows)
+    _report(parts, fresh=fresh, rows=rows, dead_rows=dead_rows)
     log.info(
         "spark_batch_published",
         batch=str(key),
         fresh=fresh,
         parts=len(parts),
-        rows=sum(part.rows for part in parts),
+        rows=rows,
         bytes=sum(part.bytes for part in parts),
         seconds=round(sum(part.seconds for part in parts), 3),
     )
     return fresh
 
 
-async def _publish(sink: StagingSink, key: BatchKey, attempts: Sequence[Attempt], schema: Any) -> bool:
+def _letters(read: WriteOptions, key: BatchKey, parts: Sequence[Part]) -> LettersOfBatch | None:
+    sink = read.letters()
+    if sink is None:
+        return None
+    return LettersOfBatch(sink, read.sink, key, [part.attempt for part in parts if part.dead_rows])
+
+
+def _report(parts: Sequence[Part], *, fresh: bool, rows: int, dead_rows: int) -> None:
+    """Let the driver's listeners know what came of a micro-batch."""
+    run = next((part.run for part in parts if part.run), "")
+    if run and fresh:
+        add_report(run, RunReport(batches=1, rows=rows - dead_rows, dead_rows=dead_rows))
+    elif run:
+        add_report(run, RunReport(skipped=1, skipped_rows=rows))
+
+
+async def _publish(
+    sink: StagingSink | None, key: BatchKey, attempts: Sequence[Attempt], schema: Any, letters: LettersOfBatch | None
+) -> bool:
     """Publish, and again while the destination is away, as a `DriverSink` does."""
     retries = Retries(Patience())
     while True:
         try:
-            if schema is not None and isinstance(sink, DeclaringSink):
-                await _declare(sink, schema)
-            fresh = await sink.publish(key, attempts)
-            if not fresh and await _is_past(sink, key):
-                raise rewound("format batchqueue", key)
+            await _declare(sink, schema)
+            fresh = await _publish_once(sink, key, attempts, letters)
         except RetryableError as error:
             if not await retries.wait_after(f"format batchqueue: the publication of batch {key}", error):
                 raise
         else:
             return fresh
+
+
+async def _publish_once(
+    sink: StagingSink | None, key: BatchKey, attempts: Sequence[Attempt], letters: LettersOfBatch | None
+) -> bool:
+    sifts = letters is not None and isinstance(sink, SiftingSink)
+    if letters is not None and not sifts:
+        if sink is not None and letters.some and await _is_past(sink, key):
+            raise rewound("format batchqueue", key)
+        await letters.publish([])
+    if sink is None:
+        return True
+    if letters is not None and isinstance(sink, SiftingSink):
+        fresh = await sink.publish_sifted(key, attempts, lambda refused: asyncio.run(letters.publish(refused)))
+    else:
+        fresh = await sink.publish(key, attempts)
+    if not fresh and await _is_past(sink, key):
+        raise rewound("format batchqueue", key)
+    if not fresh and letters is not None and sifts:
+        await letters.publish([])  # they are in as well: what was staged again goes
+    return fresh
 
 
 async def _is_past(sink: StagingSink, key: BatchKey) -> bool:
@@ -225,7 +276,9 @@ async def _is_past(sink: StagingSink, key: BatchKey) -> bool:
     return any(note.key.source == key.source and note.key.number > key.number for note in notes)
 
 
-async def _declare(sink: DeclaringSink, schema: Any) -> None:
+async def _declare(sink: object, schema: Any) -> None:
+    if schema is None or not isinstance(sink, DeclaringSink):
+        return
     try:
         await sink.open()
         await sink.declare(schema)
@@ -235,9 +288,13 @@ async def _declare(sink: DeclaringSink, schema: Any) -> None:
 
 def discard(options: Options, key: BatchKey, *, for_good: bool = False) -> None:
     """Drop what was staged for a batch; `for_good` where it never comes again."""
-    sink = _staging(options)
-    if for_good and isinstance(sink, PrunableSink):
-        asyncio.run(sink.abandon(key))
-    elif sink is not None:
-        asyncio.run(sink.discard(key))
+    asyncio.run(_discard(_staging(options), key, for_good=for_good))
+    asyncio.run(_discard(read_options(options).letters(), letters_key(key), for_good=for_good))
     log.warning("spark_batch_aborted", batch=str(key))
+
+
+async def _discard(sink: StagingSink | None, key: BatchKey, *, for_good: bool) -> None:
+    if for_good and isinstance(sink, PrunableSink):
+        await sink.abandon(key)
+    elif sink is not None:
+        await sink.discard(key)

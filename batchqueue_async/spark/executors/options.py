@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async.config import QueueConfig, is_handler
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.export import BatchPolicy, BreakerPolicy, ExportConfig, RetryPolicy
 from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
-from batchqueue_async.sinks.base import Sink, StagingSink
+from batchqueue_async.sinks.base import Sink, StagingSink, TransactionalSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite.sink import SqliteSink
+from batchqueue_async.spark.bad_rows import check_on_bad_row
 from batchqueue_async.spark.process_bridge import Sizes
 from batchqueue_async.spark.record_keys import check_key_by
 from batchqueue_async.spark.route import check_order
@@ -63,10 +66,11 @@ _EXPORT: dict[str, Callable[[str], Any]] = {
     "breaker.threshold": int,
     "breaker.reset_timeout": float,
 }
-_OWN = ("sink", "rows", "rows_in_flight", "bytes_in_flight", "key", "non_finite")
+_OWN = ("sink", "rows", "rows_in_flight", "bytes_in_flight", "key", "non_finite", "on_bad_row", "dead_letters")
 _BUILT_IN = {"sqlite": ("path", "table", "busy_timeout", "schema", "upsert_on"), "jsonl": ("path",)}
 _SPARKS = ("checkpointlocation", "outputmode", "queryname", "trigger")
 _NEAR = 0.8
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _POLICIES: dict[str, Callable[..., Any]] = {"batch": BatchPolicy, "retry": RetryPolicy, "breaker": BreakerPolicy}
 
 
@@ -88,6 +92,7 @@ class WriteOptions:
         bytes_in_flight: the most bytes of Arrow data that these rows are made from.
         key: what the key of each record is made of.
         non_finite: what becomes of NaN and infinity.
+        dead_letters: where bad rows go, a directory or "package.module:factory"; None: they fail their batch.
         rest: all options, for the sink's factory.
     """
 
@@ -99,6 +104,7 @@ class WriteOptions:
     bytes_in_flight: int
     key: KeyBy
     non_finite: NonFinite
+    dead_letters: str | None
     rest: dict[str, str]
 
     def sizes(self) -> Sizes:
@@ -113,6 +119,34 @@ class WriteOptions:
             ConfigError: the sink can't be made, or would lose one of the columns.
         """
         check_columns("format batchqueue", names, self.rows, self.make())
+        self.letters()
+
+    def letters(self) -> StagingSink | None:
+        """The sink for bad rows; None: they fail their batch.
+
+        Raises:
+            ConfigError: it can't keep the letters of a task that is repeated apart, or has the place of the rows.
+        """
+        if self.dead_letters is None:
+            return None
+        if not _FACTORY.fullmatch(self.dead_letters):
+            if (
+                self.sink == "jsonl"
+                and Path(self.rest.get("path", "")).absolute() == Path(self.dead_letters).absolute()
+            ):
+                raise _error(
+                    "dead_letters", self.dead_letters, "is the path of the rows too", "give a directory of its own"
+                )
+            return JsonLinesSink(self.dead_letters)
+        made = self._made(self.dead_letters, "dead_letters")
+        if not isinstance(made, StagingSink):
+            raise _error(
+                "dead_letters",
+                self.dead_letters,
+                "made no sink with stage, publish and discard, so that a repeated task would write its letters twice",
+                "give a directory for JSON lines, or a factory of SqliteSink or PostgresSink",
+            )
+        return made
 
     def make(self) -> Any:
         """The sink or handler, not opened."""
@@ -124,26 +158,33 @@ class WriteOptions:
             return SqliteSink(self._need("path"), table, busy_timeout=timeout, schema=schema, upsert_on=keys)
         if self.sink == "jsonl":
             return JsonLinesSink(self._need("path"))
-        made = self._made()
+        made = self._made(self.sink, "sink")
         if not isinstance(made, Sink) and not is_handler(made):
             raise _error(
                 "sink", self.sink, "made neither a sink nor a handler", "return an object with open, send, close"
             )
         if self.export is not None and not isinstance(made, Sink):
             raise _error("sink", self.sink, "made a handler, which export.* is not for", "return a sink")
+        if self.dead_letters is not None and isinstance(made, TransactionalSink) and not isinstance(made, StagingSink):
+            raise _error(
+                "on_bad_row",
+                "dead_letter",
+                f"does not go with {type(made).__qualname__}: no task can take its rows again without the bad ones",
+                "give the sink stage, publish and discard, or write by foreachBatch(DriverSink(...))",
+            )
         alone = self.export is None and not isinstance(made, StagingSink)  # each task of those has its own attempt
         if alone and self.key == "position":
             check_order("format batchqueue", made, self.queue)
         return made
 
-    def _made(self) -> Any:
-        factory = load(self.sink, "sink")
+    def _made(self, name: str, option: str) -> Any:
+        factory = load(name, option)
         try:
             return factory(self.rest)
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises: its text may quote an option
+        except Exception as error:  # noqa: BLE001 - anything that the user's code raises: its text may quote an option
             text = _without_values(str(error), self.rest)
             raise ConfigError(
-                f"format batchqueue: the factory {self.sink!r} failed with {type(error).__qualname__}: {text}; "
+                f"format batchqueue: the factory {name!r} failed with {type(error).__qualname__}: {text}; "
                 "correct its options or its code"
             ) from None
 
@@ -192,6 +233,8 @@ def read_options(given: Options) -> WriteOptions:
     check_non_finite("format batchqueue", non_finite)
     key = options.get("key")
     columns = None if key is None else key if key in {"content", "position"} else _names(key)
+    on_bad_row = options.get("on_bad_row", "fail")
+    check_on_bad_row("format batchqueue", on_bad_row, given="dead_letters" in options)
     read = WriteOptions(
         sink=sink,
         rows=rows,
@@ -201,6 +244,7 @@ def read_options(given: Options) -> WriteOptions:
         bytes_in_flight=bytes_in_flight,
         key=check_key_by("format batchqueue", columns),
         non_finite=cast("NonFinite", non_finite),
+        dead_letters=options.get("dead_letters"),
         rest=options,
     )
     read.sizes()

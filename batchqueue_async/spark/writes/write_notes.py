@@ -14,8 +14,8 @@ from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks.base import BatchKey
 
 if TYPE_CHECKING:
-    from batchqueue_async.spark.ledger import Ledger
     from batchqueue_async.spark.route import Route
+    from batchqueue_async.spark.writes.ledger import Ledger
 
 IS_IN = "it is in already"
 """Why a write is skipped."""

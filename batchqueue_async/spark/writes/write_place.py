@@ -3,8 +3,8 @@
 One `foreachBatch` function may write several times: parts of the batch into one table, or the batch into several. Spark
 repeats a batch as a whole, with the same calls in the same order; so the number of a call among those of its attempt
 into the same destination says which write it is. Calls into others don't count, so that a program that was changed
-between a crash and its restart may write to them in another order, to more or to fewer. Attempts are told apart by the
-run: a restart of the query is a new one.
+between a crash and its restart may write to them in another order, to more or to fewer. Attempts are distinguished by
+their run: a restart of the query is a new one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from batchqueue_async._support import forks
 
 if TYPE_CHECKING:
-    from batchqueue_async.spark.streaming_query import QueryRun
+    from batchqueue_async.spark.writes.streaming_query import QueryRun
 
 _KEPT = 1_000
 
@@ -81,7 +81,7 @@ class WritePlaces:
     """The attempts that are under way in this process, one for each query.
 
     Example:
-        >>> from batchqueue_async.spark.streaming_query import QueryRun
+        >>> from batchqueue_async.spark.writes.streaming_query import QueryRun
         >>> places, writer = WritePlaces(), object.__new__(type("Writer", (), {}))
         >>> for batch in (0, 0, 1):
         ...     place = places.take(QueryRun("query", "run"), "query", batch, writer, "name", into="out.db rows")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import forks
 from batchqueue_async.sinks.base import Attempt, BatchKey, StagingSink
+from batchqueue_async.spark.bad_rows import BadRows
+from batchqueue_async.spark.executors.letters import StagedLetters
+from batchqueue_async.spark.executors.options import Options, read_options
 from batchqueue_async.spark.exporting import WorkerExporterRoute, route_to
 from batchqueue_async.spark.feed import Feeder
 from batchqueue_async.spark.micro_batch import MicroBatch, Patience, Retries, handle_chunks
-from batchqueue_async.spark.options import Options, read_options
 from batchqueue_async.spark.process_bridge import host
 from batchqueue_async.spark.record_keys import RecordKeys
 from batchqueue_async.spark.route import Route, StagedRoute
@@ -36,12 +39,16 @@ class Part:
         rows: how many rows.
         bytes: of how much Arrow data.
         seconds: in what time, Spark's own work on them included.
+        dead_rows: how many of the rows are staged for the dead letters instead.
+        run: the run of the streaming query; empty where there is none.
     """
 
     attempt: Attempt
     rows: int
     bytes: int
     seconds: float
+    dead_rows: int = 0
+    run: str = ""
 
 
 class Worker:
@@ -50,6 +57,7 @@ class Worker:
     def __init__(self, options: Options) -> None:
         self._options = read_options(options)
         self._target = self._options.make()
+        self._letters = self._options.letters()
         self._convert = Converter(self._options.rows, target=self._target, non_finite=self._options.non_finite)
         self._sizes = self._options.sizes()
         self._turn = threading.Lock()
@@ -64,13 +72,14 @@ class Worker:
     def _make_queue(self) -> Any:
         return host.free_queue("batchqueue", replace(self._sizes.queue, consumer=handle_chunks))
 
-    def write(self, attempt: Attempt, batches: Iterator[Any], schema: Any = None) -> Part:
+    def write(self, attempt: Attempt, batches: Iterator[Any], schema: Any = None, *, run: str = "") -> Part:
         """Write a part; returns when all of it is handled, and staged where the sink stages.
 
         Args:
             attempt: which attempt of which part of which batch.
             batches: its record batches.
             schema: what a sink of tables is to make its table by, also where there are none; None for by values.
+            run: the run of the streaming query.
         """
         started = time.perf_counter()
         with self._turn:
@@ -82,18 +91,26 @@ class Worker:
             keys = RecordKeys(key, self._options.key, None) if route.keyed and key is not None else None
             patience = Patience(timeout=self._options.queue.handler_timeout)
             what = f"format batchqueue: batch {attempt.key}, part {attempt.part}"
-            batch = MicroBatch(what, route, key, keys=keys, retries=Retries(patience), schema=schema)
+            letters = None if self._letters is None else StagedLetters(self._letters, attempt)
+            bad = None if letters is None else BadRows(self._options.sink, str(attempt.key), letters)
+            convert = self._convert if bad is None else partial(self._convert, refuse=bad.refuse)
+            batch = MicroBatch(what, route, key, keys=keys, retries=Retries(patience), bad=bad, schema=schema)
             try:
                 bridge.call(route.open)
-                fed = Feeder(self._queue, bridge, self._sizes).feed(batch, _generator(batches), self._convert)
+                fed = Feeder(self._queue, bridge, self._sizes).feed(batch, _generator(batches), convert)
                 bridge.call(batch.commit)
             except BaseException:
                 bridge.call(batch.rollback)
                 raise
             finally:
-                if self._lasting is None:
-                    bridge.call(route.close)
-        return Part(attempt, fed.rows, fed.bytes, time.perf_counter() - started)
+                try:
+                    if self._lasting is None:
+                        bridge.call(route.close)
+                finally:
+                    if letters is not None:
+                        bridge.call(letters.close)
+        dead_rows = 0 if bad is None else bad.count
+        return Part(attempt, fed.rows, fed.bytes, time.perf_counter() - started, dead_rows, run)
 
     def close(self) -> None:
         """Give the queue and what it leads to back."""
