@@ -124,6 +124,7 @@ class Engine:
         self.kept = KeptBatches(max(_KEPT_LEAST, 4 * self._most_sends))
         self.disk: DiskQueue | None = None
         self.pipeline: Pipeline | None = None
+        self._context: ExportContext
         self.queue: SendQueue
         self.rate: SendRate
         self.ages: AgeMarks
@@ -177,7 +178,7 @@ class Engine:
         if self.disk is not None:
             for first, age in self.disk.queue.segment_ages():
                 self.ages.note(first, now - age)
-        context = ExportContext(
+        self._context = context = ExportContext(
             loop=self._loop,
             name=self._name,
             sink=self._sink,
@@ -252,6 +253,12 @@ class Engine:
     def oldest_age(self) -> float:
         """How long the oldest record has been in the send queue, in seconds, at most; from any thread."""
         return self.ages.age(self.queue.oldest, self._loop.time())
+
+    @property
+    def stuck(self) -> int:
+        """Records that fail again and again, nobody knows why."""
+        stuck = self._context.stuck
+        return stuck.count(self.queue.oldest) if stuck else 0
 
     def _limit(self) -> int:
         return self.gate.limit(self.workers)

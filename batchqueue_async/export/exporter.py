@@ -516,6 +516,7 @@ def snapshot(name: str, config: ExportConfig, engine: Engine, undelivered: int =
         breaker_rejected=gate.health.rejected,
         paused=gate.auth.state != "closed",
         pauses=counts.pauses,
+        stuck=engine.stuck,
         workers_active=engine.puller.active,
         workers_total=engine.workers,
         preparers_active=0 if engine.pipeline is None else engine.pipeline.preparing,

@@ -176,6 +176,8 @@ class ExporterStats:
         breaker_opens: how often it opened.
         breaker_rejected: how often it kept a batch from being sent.
         paused: whether the destination refuses our credentials; pauses: how often it did.
+        stuck: records that fail again and again with errors of classes that say nothing of repetition, one at a time or
+            as the batch that their sink needs them to stay in.
         workers_active: batches under way; workers_total: how many may be.
         preparers_active: batches that are being prepared; senders_active: batches that are with a sender.
         sends_in_flight: calls of the sink that have not returned.
@@ -216,6 +218,7 @@ class ExporterStats:
     breaker_rejected: int = 0
     paused: bool = False
     pauses: int = 0
+    stuck: int = 0
     workers_active: int = 0
     workers_total: int = 0
     preparers_active: int = 0
@@ -254,8 +257,8 @@ class ExporterStats:
 
     @property
     def healthy(self) -> bool:
-        """Whether sending is neither paused nor held up by an open breaker."""
-        return not self.paused and self.breaker != "open"
+        """Whether sending is neither paused nor held up by an open breaker, and no record is stuck."""
+        return not self.paused and self.breaker != "open" and not self.stuck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

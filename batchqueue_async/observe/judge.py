@@ -250,6 +250,13 @@ def _exporter(exporter: ExporterView, recent: Recent, now: float) -> Finding:
             f"correct the credentials or the configuration; nothing is dropped meanwhile{again}",
             waiting,
         )
+    if stats.stuck:
+        return found(
+            "down",
+            f"fails again and again with {count(stats.stuck, 'record')}, with errors that don't say what to do",
+            "let the sink raise a SinkError, or set RetryPolicy.max_attempts, which makes dead letters of them",
+            waiting,
+        )
     if lost := recent.rise(name, "dropped"):
         return found(
             "down",

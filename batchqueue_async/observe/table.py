@@ -352,6 +352,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     _exporter("counter", "pauses", "", "Times that it was paused.", lambda e: e.stats.pauses),
     _exporter(
+        "gauge",
+        "stuck_records",
+        "",
+        "Records that fail again and again with errors of unknown classes.",
+        lambda e: e.stats.stuck,
+    ),
+    _exporter(
         "gauge", "backoff", "seconds", "How long the batch that failed last is put off.", lambda e: e.stats.backoff
     ),
     _exporter(

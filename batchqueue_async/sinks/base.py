@@ -24,7 +24,7 @@ What a sink raises says how its failure is to be treated:
 | `PermanentError` | finds the records that are the reason, by its `culprits` or by halving, and gives up those alone |
 | `AuthError`, `ConfigError` | pauses, logs an error, drops nothing, and tries one batch from time to time |
 | `OSError`, `EOFError`, `TimeoutError` | as `RetryableError` |
-| anything else | as `RetryableError`, with one warning that names the class; within `max_attempts` and `max_age` |
+| anything else | as `RetryableError`, within `max_attempts` and `max_age`; halves what fails again; one warning |
 
 `ConfigError` in `open` or `send` is for what is set up wrong on our side: a certificate that can't be read, a missing
 table. Every `SinkError` may carry an `error_type` for the counts. A send that took some records and not others returns
@@ -191,7 +191,8 @@ class SinkNeeds:
         max_records: the most records of one send.
         max_bytes: the most bytes of one send, as the exporter's queue weighs them.
         same_bytes: a repetition must be the same request, byte for byte: the same records, in the same batch, with the
-            same keys. For sinks whose idempotency key stands for a whole batch.
+            same keys. For sinks whose idempotency key stands for a whole batch. A batch that fails four times with
+            errors of unknown classes is divided all the same, if the sink has `send_keyed`.
         atomic: a send is taken whole or not at all, its records in their order; then several records with one key may
             be in one send. Otherwise each send holds a key once.
     """

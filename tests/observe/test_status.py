@@ -79,6 +79,7 @@ def test_a_pause_comes_before_the_breaker():
     [
         ({}, {"dropped": {"oldest": 7}}, "down", "dropped 7 records"),
         ({}, {"dead_lettered": 2}, "degraded", "gave 2 records up"),
+        ({}, {"stuck": 3}, "down", "fails again and again with 3 records"),
         ({}, {"utilization": 0.95}, "degraded", "is 95% full"),
         ({}, {"records": 5, "last_error_at": made.NOW + 9}, "degraded", "failed with its last send"),
     ],

@@ -7,7 +7,7 @@
 | `AuthError`, `ConfigError` | kept, and everything pauses | does not count it |
 | `TooLargeError` | sent in halves | an answer: the destination is well |
 | `PermanentError` | the culprits are given up, the others are sent | an answer |
-| anything else | sent again, the class is named once | has no say |
+| anything else | sent again, in halves when it fails again; the class is named once | has no say |
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
 from batchqueue_async.export.delivery.classify import reason
+from batchqueue_async.export.delivery.stuck import StuckRecords
 
 if TYPE_CHECKING:
     import asyncio
@@ -46,6 +47,7 @@ class ExportContext:
         together: whether a batch that failed is sent again as it is.
         strict: whether the sink asks for that in so many words.
         warned: the classes of unknown errors and answers that have been named in the log.
+        stuck: records that fail again and again with such errors.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -65,6 +67,7 @@ class ExportContext:
     together: bool
     strict: bool
     warned: set[type] = field(default_factory=set[type])
+    stuck: StuckRecords = field(default_factory=StuckRecords)
 
     def now(self) -> float:
         """The loop's time."""
@@ -105,5 +108,18 @@ class ExportContext:
                 "unknown_error_of_sink",
                 exporter=self.name,
                 way_out="the batch is sent again; let the sink raise a SinkError, which says what is to be done",
+                **describe(error),
+            )
+
+    def is_stuck(self, numbers: Sequence[int], attempts: int, error: BaseException) -> None:
+        """These records fail again and again, nobody knows why, and no other way of sending them is left."""
+        if self.stuck.add(numbers):
+            log.error(
+                "records_stuck",
+                exporter=self.name,
+                records=len(numbers),
+                attempts=attempts,
+                reason=reason(error),
+                way_out="let the sink raise a SinkError, which says what to do, or set RetryPolicy.max_attempts",
                 **describe(error),
             )

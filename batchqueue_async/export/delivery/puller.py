@@ -16,6 +16,7 @@ from batchqueue_async.errors import QueueClosedError
 from batchqueue_async.export.delivery.classify import is_fatal, is_sinks_own
 from batchqueue_async.export.delivery.leased_batch import LeasedBatch
 from batchqueue_async.export.delivery.resume import resume
+from batchqueue_async.export.send_queue.memory import MOST_RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -170,7 +171,8 @@ class Puller:
         lease = await self._lease(policy.max_records, policy.max_bytes, self._until_kept())
         if lease is None:
             return None
-        if policy.linger > 0 and not self.hurry and len(lease) < policy.max_records:
+        lingers = policy.linger > 0 and not self.hurry
+        if len(lease) < policy.max_records and (lingers or len(lease.spans) >= MOST_RUNS):
             return await self._fill(lease)
         return LeasedBatch([lease])
 
@@ -222,6 +224,7 @@ class Puller:
                     break
                 leases.append(lease)
                 records, size = records - len(lease), size - weight
+                await asyncio.sleep(0)  # a lease may be all that a step should do
         except BaseException:
             for lease in leases:
                 await lease.nack(counted=False)

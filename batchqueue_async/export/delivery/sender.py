@@ -31,6 +31,7 @@ from batchqueue_async.export.delivery.classify import (
 )
 from batchqueue_async.export.delivery.leased_batch import LeasedBatch
 from batchqueue_async.export.delivery.send_plan import SendPlan
+from batchqueue_async.export.delivery.stuck import as_it_is
 from batchqueue_async.export.send_queue.attempt_log import SUSPECT
 from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from batchqueue_async.export.send_queue.attempt_log import AttemptLog
 
 # Records that are looked at between two turns of the loop.
-_STEP = 500
+_STEP = 200
 
 
 class BatchSender:
@@ -69,6 +70,7 @@ class BatchSender:
         self._preparing = context.sink if isinstance(context.sink, PreparingSink) else None
         self._alone = asyncio.Lock()
         self._in_any_order = context.config.ordering == "any"
+        self._as_it_is = as_it_is(context.config.retry.max_attempts)
         self.failover: Callable[[Batch, Sequence[int]], None] | None = None
         self.on_latency: Callable[[float, int], None] = _ignore
         self.on_failure: Callable[[], None] = _ignore
@@ -348,22 +350,54 @@ class BatchSender:
         if not again:
             return
         asked = error.retry_after if isinstance(error, RetryableError) else None
-        unknown = classify(error).disposition is Disposition.UNKNOWN and batch.attempts > 1 and not context.strict
-        if apart and not unknown and len(again) == len(places):
+        unknown = classify(error).disposition is Disposition.UNKNOWN
+        divided = unknown and len(again) > 1 and self._may_be_divided(batch)
+        if unknown and not divided and batch.attempts >= self._as_it_is:
+            context.is_stuck(batch.numbers_at(again), batch.attempts, error)
+        if divided:
+            await self._divide(batch, again, kind)
+        elif apart and len(again) == len(places) and (context.strict or not unknown or batch.attempts == 1):
             context.counts.backoff = delay = context.backoff.delay(batch.attempts, asked)
             await self._set_aside(batch, again, delay, kind, counted=True)
-        elif unknown and len(again) > 1:
-            # One record may be the reason: in two halves, so that the other half gets through.
-            middle = (len(again) + 1) // 2
-            for part, spread in ((again[:middle], 1.0), (again[middle:], 1.5)):
-                delay = spread * context.backoff.ceiling(batch.attempts)
-                context.counts.backoff = delay
-                await self._nack(batch, delay, part, kind)
         else:
             # Records that had to wait often don't make those wait that came into the batch with them.
             for attempts, part in batch.by_attempts(again).items():
                 context.counts.backoff = delay = context.backoff.delay(attempts, asked)
                 await self._nack(batch, delay, part, kind)
+
+    def _may_be_divided(self, batch: Batch) -> bool:
+        """Whether a batch that failed, nobody knows why, may be sent in parts: one record may be the reason.
+
+        Where a repetition must be the same request, it is that for a while. Its parts are other requests then, with
+        keys of their own; without keys the destination could tell nothing apart, so that the batch stays as it is.
+        """
+        if not self._context.strict:
+            return batch.attempts > 1
+        if self._keyed is None:
+            return False
+        return batch.attempts >= self._as_it_is or not isinstance(batch, LeasedBatch)
+
+    async def _divide(self, batch: Batch, places: Sequence[int], why: str) -> None:
+        """Send records again in two halves, so that the one without the reason gets through."""
+        context = self._context
+        middle = (len(places) + 1) // 2
+        halves = ((places[:middle], 1.0), (places[middle:], 1.5))
+        if not context.strict:
+            for part, spread in halves:
+                context.counts.backoff = delay = spread * context.backoff.ceiling(batch.attempts)
+                await self._nack(batch, delay, part, why)
+            return
+        if isinstance(batch, LeasedBatch) and batch.note and context.attempts is not None:
+            context.attempts.ended(batch.note)  # the whole is no request any more
+            batch.note = 0
+        # The delays of the whole led nowhere: they begin anew.
+        attempts = batch.attempts - self._as_it_is + 1
+        for part, spread in halves:
+            context.counts.backoff = delay = spread * context.backoff.ceiling(attempts)
+            if self._in_any_order or part is halves[0][0]:
+                await self._set_aside(batch, part, delay, why, counted=True)
+            else:
+                await self._nack(batch, 0.0, part, why)
 
     async def _set_aside(self, batch: Batch, places: Sequence[int], delay: float, why: str, *, counted: bool) -> None:
         """Let records wait for their repetition as a batch of their own."""
@@ -423,6 +457,7 @@ class BatchSender:
         for why, gone in over.items():
             if self.failover is not None:
                 self.failover(batch, gone)
+                context.stuck.settled(batch.numbers_at(gone))
                 context.counts.failover_in += await batch.dead_letter(why, gone)
             else:
                 await self.give_up(batch, gone, f"{why}; the last was {reason(error)}")
@@ -432,6 +467,8 @@ class BatchSender:
         """Records go to the dead letters."""
         numbers = batch.numbers_at(places)
         before = batch.unsettled
+        if self._context.stuck:
+            self._context.stuck.settled(numbers)
         with self._waiters.settling(numbers):
             await self._dead_letters.add(batch, places, why)
             if batch.unsettled < before:
@@ -441,6 +478,8 @@ class BatchSender:
         """The sink took these records."""
         counts = self._context.counts
         numbers = batch.numbers_at(places)
+        if self._context.stuck:
+            self._context.stuck.settled(numbers)
         with self._waiters.settling(numbers):
             async for part in _portions(batch, places):
                 done = await batch.ack(part)

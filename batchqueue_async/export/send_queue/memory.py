@@ -40,6 +40,8 @@ _LOOKAHEAD = 10_000
 _NS = 1e9
 # Delayed runs that one callback of the loop makes ready: thousands may be due at once.
 _WOKEN = 256
+MOST_RUNS = 256
+"""Of records that were put one by one, or that failed one by one, a lease has no more: its step would be a long one."""
 
 
 class _Waiting:
@@ -285,7 +287,7 @@ class MemoryQueue:
                 raise self._full(block, "and overflow='reject'; hand over less, or raise them")
             if self._overflow == "drop_oldest":
                 count = block.count
-                block = self._make_room(block)
+                block = await self._make_room(block)
                 place += count - block.count
                 if not block.count:
                     return []
@@ -347,12 +349,18 @@ class MemoryQueue:
 
     # -- no room -------------------------------------------------------------------------------------------------
 
-    def _make_room(self, block: RecordBlock) -> RecordBlock:
+    async def _make_room(self, block: RecordBlock) -> RecordBlock:
         """Drop the oldest records that are not under way; what of the block has room then.
 
         Records under way are never taken back: where they fill the queue, the older ones of what comes in are dropped.
         """
+        dropped = 0
         while not self._fits(block.count, block.cost):
+            dropped += 1
+            if dropped % MOST_RUNS == 0:
+                await asyncio.sleep(0)  # many small ones make no long step; others may come in between
+                self._check_accepting()
+                continue
             if not self._drop_oldest(block):
                 keep = self._newest_that_fit(block)
                 self.dropped["newest"] += block.count - keep
@@ -471,7 +479,9 @@ class MemoryQueue:
         # By key, how many records of it are in this lease: one lease may have several of a key, in their order.
         mine: dict[Hashable, int] = {}
         records, size = max_records, max_bytes
-        while records > 0 and (part := self._next(records, size, first=not taken)) is not None:
+        while (
+            records > 0 and len(taken) < MOST_RUNS and (part := self._next(records, size, first=not taken)) is not None
+        ):
             for each in (part,) if self._key is None else self._admit(part, mine):
                 taken.append(each._replace(attempts=each.attempts + 1))
                 records -= each.high - each.low
