@@ -12,11 +12,18 @@ from batchqueue_async.sinks._shared.secrets import Secret, redacted, resolve
 from batchqueue_async.sinks._shared.tls import context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from batchqueue_async.sinks._shared.tls import TlsOption
 
 _LOST = "the connection broke"
+# The reply codes that cost a message or a pause, and the client's class for each, which has no code itself.
+_CODES = {
+    312: "PublishError",
+    403: "ChannelAccessRefused",
+    405: "ChannelLockedResource",
+    406: "ChannelPreconditionFailed",
+}
 
 
 class _Line(NamedTuple):
@@ -56,6 +63,7 @@ class AmqpSink(MessageSink[_Line]):
         timeout: float = 10.0,
         connect_timeout: float = 5.0,
         tls: TlsOption = None,
+        retryable: Iterable[int] = (),
     ) -> None:
         """Say where to publish, and how.
 
@@ -73,6 +81,7 @@ class AmqpSink(MessageSink[_Line]):
             timeout: seconds for the confirmation of a batch.
             connect_timeout: seconds to connect.
             tls: for `amqps`: a `Tls` or an SSL context; without, certificates are verified against the system's.
+            retryable: more of AMQP's reply codes that may pass: 312 (no queue takes the message), 403, 405 or 406.
         """
         parts = urlsplit(url)
         if parts.scheme not in {"amqp", "amqps"} or not parts.hostname:
@@ -97,6 +106,12 @@ class AmqpSink(MessageSink[_Line]):
         self._password = None if password is None else Secret(password)
         self._tls = tls
         self._mandatory = mandatory
+        self._retryable = frozenset(retryable)
+        unknown = sorted(self._retryable - _CODES.keys())
+        if unknown:
+            raise ConfigError(
+                f"AMQP sink: retryable={unknown[0]!r} is not a reply code that is refused; give some of {list(_CODES)}"
+            )
         self._properties = {
             "content_type": content_type,
             "headers": dict(headers or {}),
@@ -149,15 +164,23 @@ class AmqpSink(MessageSink[_Line]):
     def _error(self, error: Exception, line: _Line | None) -> SinkError:
         """What an error of the client means; a broken line is dropped."""
         known = require("aio_pika.exceptions", "amqp")
-        inner = require("aiormq.exceptions", "amqp")
         where = f"RabbitMQ at {self._shown}"
         if isinstance(error, ConfigError):
             raise error
+        code = next((code for code in self._retryable if type(error).__name__ == _CODES[code]), None)
+        if not isinstance(error, known.DeliveryError):
+            self._drop(line)
+        if code is not None:
+            return RetryableError(f"{where} answered with the code {code}", error_type="server")
+        return self._meaning(error, where)
+
+    def _meaning(self, error: Exception, where: str) -> SinkError:
+        known = require("aio_pika.exceptions", "amqp")
+        inner = require("aiormq.exceptions", "amqp")
         if isinstance(error, known.PublishError):
             return PermanentError(f"{where}: no queue takes the message from the exchange {self.exchange!r}")
         if isinstance(error, known.DeliveryError):
             return RetryableError(f"{where} did not take the message")
-        self._drop(line)
         if isinstance(
             error, known.AuthenticationError | known.ProbableAuthenticationError | inner.ChannelAccessRefused
         ):

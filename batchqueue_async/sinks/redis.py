@@ -203,6 +203,10 @@ class RedisSink:
             raise ConfigError(
                 f"{where} is a node of a cluster that has not this stream; give the address of one that has"
             )
+        if "unknown command" in text.lower():
+            raise ConfigError(
+                f"{where} has no XADD: it is a sentinel, or older than 5.0; give the address of a primary"
+            )
         if isinstance(error, known.ConnectionError | OSError):
             kind = "refused" if "refused" in text.lower() else "network"
             return RetryableError(f"{where}: the connection broke: {type(error).__name__}", error_type=kind)

@@ -238,6 +238,7 @@ async def test_a_connection_is_made_once_and_replaced_once():
         (lambda: AmqpSink("amqp://h"), "nowhere to send"),
         (lambda: AmqpSink("amqp://h", queue="q", tls=True), "amqp:// is without TLS"),
         (lambda: AmqpSink("amqp://h", queue="q", timeout=0), "timeout=0"),
+        (lambda: AmqpSink("amqp://h", queue="q", retryable=[200]), "retryable=200"),
         (lambda: NatsSink("http://h", subject="s"), "scheme 'http'"),
         (lambda: NatsSink([], subject="s"), "no URL"),
         (lambda: NatsSink("nats://h", subject="s", connect_timeout=0), "connect_timeout=0"),
@@ -535,6 +536,17 @@ class TestRabbit:
             finally:
                 await exchange.delete()
         assert [body for body, _ in await broker.records()] == [b'{"a": 1}']
+
+    async def test_more_codes_may_pass_where_that_is_said(self, broker):
+        async with opened(broker.sink(routing_key="nowhere", retryable=[312])) as sink:
+            with pytest.raises(bq.RetryableError, match="code 312"):
+                await sink.send([1])
+        # A queue of that name is there, with other properties.
+        await broker.channel.declare_queue("transient", durable=False, auto_delete=True)
+        async with opened(broker.sink(queue="transient", retryable=[406])) as sink:
+            for _ in range(2):  # the channel, which the broker closed, is made anew
+                with pytest.raises(bq.RetryableError, match="code 406"):
+                    await sink.send([1])
 
     async def test_credentials(self, broker, monkeypatch):
         monkeypatch.setenv("RABBIT_PASSWORD", "guest")

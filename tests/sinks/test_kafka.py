@@ -188,6 +188,14 @@ async def test_what_the_broker_has_no_place_for_is_permanent(kafka, make, topic)
     assert [type(error) for error in result.rejected.values()] == [bq.PermanentError] * 2
 
 
+async def test_what_the_broker_refuses_may_pass_where_that_is_said(kafka, make, topic):
+    await create(kafka, topic, **{"max.message.bytes": "1000"})
+    sink = make(retryable=["MessageSizeTooLarge"])
+    await sink.open()
+    with pytest.raises(bq.RetryableError, match="MessageSizeTooLargeError"):
+        await sink.send([b"x" * 5000])
+
+
 async def test_records_without_a_message(make):
     sink = make(key="id")
     await sink.open()
@@ -437,6 +445,8 @@ def test_options_are_checked():
         ({"compression": "rar"}, "compression='rar'"),
         ({"timeout": 0}, "timeout=0"),
         ({"partitioner": 5}, "partitioner=5"),
+        ({"retryable": ["TOPIC_AUTHORISATION_FAILED"]}, "did you mean TopicAuthorizationFailedError"),
+        ({"retryable": ["xyzzy"]}, "see aiokafka.errors"),
     ]:
         with pytest.raises(bq.ConfigError, match=message):
             KafkaSink(**({"bootstrap": "a:1", "topic": "t"} | options))
@@ -450,7 +460,9 @@ async def test_a_sink_that_is_not_open_says_so(make):
 
 
 def test_a_pickled_sink_is_the_same():
-    sink = KafkaSink(["a:1", "b:2"], "t", key="k", compression="lz4", user="u", password="s3cret", timeout=3.0)
+    sink = KafkaSink(
+        ["a:1", "b:2"], "t", key="k", compression="lz4", user="u", password="s3cret", retryable=["INVALID_TOPIC"]
+    )
     copy = pickle.loads(pickle.dumps(sink))
     assert repr(copy) == repr(sink) == "KafkaSink('a:1,b:2', topic='t')"
     assert (copy._encoder, copy._cluster, copy._producer_options) == (
@@ -477,6 +489,14 @@ def test_a_pickled_sink_is_the_same():
 )
 def test_what_an_error_means(name, kind):
     assert type(kafka_client.translate_error("here", getattr(aiokafka.errors, name)("secret"))) is kind
+
+
+@pytest.mark.parametrize("name", ["TopicAuthorizationFailedError", "MessageSizeTooLargeError", "InvalidTopicError"])
+def test_more_errors_may_pass_where_that_is_said(name):
+    error = getattr(aiokafka.errors, name)("secret")
+    found = kafka_client.translate_error("here", error, kafka_client.error_names([name]))
+    assert (type(found), str(found)) == (bq.RetryableError, f"here: {name}")
+    assert not kafka_client.is_of_record(error, {name})
 
 
 def test_other_errors_are_told_or_go_on_as_they_are():

@@ -10,14 +10,22 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from batchqueue_async.errors import AuthError, BatchQueueError, PermanentError, RetryableError, TooLargeError
+from batchqueue_async._support.wording import closest
+from batchqueue_async.errors import (
+    AuthError,
+    BatchQueueError,
+    ConfigError,
+    PermanentError,
+    RetryableError,
+    TooLargeError,
+)
 from batchqueue_async.sinks._shared import tls as tls_options
 from batchqueue_async.sinks._shared.extras import require
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from batchqueue_async.sinks._shared.secrets import Secret
     from batchqueue_async.sinks._shared.tls import TlsOption
@@ -84,6 +92,7 @@ class Cluster:
     tls: TlsOption = None
     connect_timeout: float
     timeout: float
+    retryable: frozenset[str] = frozenset()
 
     def _options(self) -> dict[str, Any]:
         context = tls_options.context(self.tls)
@@ -269,16 +278,49 @@ def is_fenced(error: BaseException) -> bool:
     return type(error).__name__ == "ProducerFenced"
 
 
-def is_of_record(error: BaseException) -> bool:
+def is_of_record(error: BaseException, retryable: Collection[str] = ()) -> bool:
     """Whether a batch was refused for the sake of one of its records, perhaps."""
-    return type(error).__name__ in _LARGE | _RECORD
+    name = type(error).__name__
+    return name in _LARGE | _RECORD and name not in retryable
 
 
-def translate_error(where: str, error: BaseException) -> BaseException:
-    """An error of aiokafka as the sink's; what was not foreseen goes on as it is."""
+def error_names(names: Iterable[str]) -> frozenset[str]:
+    """Kafka's errors by the names of aiokafka's classes, or by those that Kafka's documents have.
+
+    Example:
+        >>> sorted(error_names(["TOPIC_AUTHORIZATION_FAILED", "InvalidTopicError"]))
+        ['InvalidTopicError', 'TopicAuthorizationFailedError']
+
+    Raises:
+        ConfigError: there is no such error.
+    """
+    classes: Iterable[object] = cast("Any", vars(require("aiokafka.errors", "kafka"))).values()
+    known = {_bare(each.__name__): each.__name__ for each in classes if isinstance(each, type)}
+    found: set[str] = set()
+    for name in names:
+        bare = _bare(name)
+        if bare not in known:
+            close = closest(bare, known)
+            way_out = "see aiokafka.errors for their names" if close is None else f"did you mean {known[close]}?"
+            raise ConfigError(f"Kafka sink: retryable={name!r} is not an error of Kafka's; {way_out}")
+        found.add(known[bare])
+    return frozenset(found)
+
+
+def _bare(name: str) -> str:
+    return name.replace("_", "").lower().removesuffix("error").removesuffix("exception")
+
+
+def translate_error(where: str, error: BaseException, retryable: Collection[str] = ()) -> BaseException:
+    """An error of aiokafka as the sink's; what was not foreseen goes on as it is.
+
+    `retryable` are the names of more errors that may pass.
+    """
     name = type(error).__name__
     if isinstance(error, BatchQueueError):
         return error
+    if name in retryable:
+        return RetryableError(f"{where}: {name}", error_type="server")
     if name in _REFUSED:
         return AuthError(f"{where}: {name}; check the user and its rights")
     if name in _LARGE:

@@ -148,7 +148,14 @@ class Delivery:
     """
 
     def __init__(
-        self, topic: str, where: str, partitioner: Partitioner, messages: Messages, failed: dict[int, SinkError]
+        self,
+        topic: str,
+        where: str,
+        partitioner: Partitioner,
+        messages: Messages,
+        failed: dict[int, SinkError],
+        *,
+        retryable: frozenset[str] = frozenset(),
     ) -> None:
         self.topic = topic
         self.where = where
@@ -158,6 +165,7 @@ class Delivery:
         self.batches: list[Batch] = []
         self.failed = failed
         self.broken = False
+        self._retryable = retryable
         self._confirmed: list[Batch] = []
 
     async def run(self, producer: Producer) -> None:
@@ -191,11 +199,11 @@ class Delivery:
         if is_of_sequence(error):
             self.todo.append(batch.messages)
             return
-        if is_of_record(error) and len(batch.messages) > 1:
+        if is_of_record(error, self._retryable) and len(batch.messages) > 1:
             middle = len(batch.messages) // 2
             self.todo += [batch.messages[:middle], batch.messages[middle:]]
             return
-        meant = translate_error(self.where, error)
+        meant = translate_error(self.where, error, self._retryable)
         self._fail(batch.messages, meant if isinstance(meant, SinkError) else RetryableError(f"{self.where}: {error}"))
 
     def give_up(self, error: SinkError) -> None:

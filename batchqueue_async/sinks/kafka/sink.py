@@ -11,7 +11,7 @@ from batchqueue_async.errors import AuthError, ConfigError, RetryableError, Sink
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.secrets import Secret
 from batchqueue_async.sinks.base import SendResult, SinkNeeds
-from batchqueue_async.sinks.kafka.client import Cluster, translate_error
+from batchqueue_async.sinks.kafka.client import Cluster, error_names, translate_error
 from batchqueue_async.sinks.kafka.delivery import Delivery, Partitioner, UnconfirmedSends
 from batchqueue_async.sinks.kafka.messages import Encoder, check_option
 from batchqueue_async.sinks.kafka.producers import Producers
@@ -73,6 +73,7 @@ class KafkaSink:
         transaction_timeout: float = 60.0,
         connect_timeout: float = 10.0,
         timeout: float = 10.0,
+        retryable: Iterable[str] = (),
     ) -> None:
         """Say which topic of which cluster.
 
@@ -100,6 +101,8 @@ class KafkaSink:
             transaction_timeout: seconds after which the broker undoes a transaction by itself.
             connect_timeout: seconds that a first connection may take.
             timeout: seconds that a send may take until it is confirmed.
+            retryable: more of Kafka's errors that may pass, such as "TOPIC_AUTHORIZATION_FAILED" while rights are
+                given; what else is not about a record or our rights always may.
         """
         require("aiokafka", "kafka")
         addresses = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
@@ -136,6 +139,7 @@ class KafkaSink:
             tls=tls,
             connect_timeout=connect_timeout,
             timeout=timeout,
+            retryable=error_names(retryable),
         )
         self._encoder = Encoder(key, value, headers, key_header, max_record_bytes, timestamp)
         self._partitioner = partitioner
@@ -176,6 +180,7 @@ class KafkaSink:
             "transaction_timeout": self._transaction_timeout,
             "connect_timeout": cluster.connect_timeout,
             "timeout": self.timeout,
+            "retryable": sorted(cluster.retryable),
         }
         return partial(type(self), cluster.bootstrap, self.topic, **options), ()
 
@@ -253,7 +258,9 @@ class KafkaSink:
         if waited:
             messages.places = [fresh[place] for place in messages.places]
             refused = {fresh[place]: error for place, error in refused.items()}
-        return waited, Delivery(self.topic, self._where, self._spread, messages, refused)
+        return waited, Delivery(
+            self.topic, self._where, self._spread, messages, refused, retryable=self._cluster.retryable
+        )
 
     async def _meant(self, error: Exception) -> SinkError:
         if isinstance(error, TimeoutError):
@@ -262,7 +269,7 @@ class KafkaSink:
             except AuthError as refusal:
                 return refusal
             return self._late()
-        meant = translate_error(self._where, error)
+        meant = translate_error(self._where, error, self._cluster.retryable)
         if not isinstance(meant, SinkError):
             raise meant
         return meant

@@ -78,7 +78,7 @@ class Transactions:
                 raise PermanentError(
                     f"{self.where}: another process has taken over the batches of this source"
                 ) from None
-            meant = translate_error(self.where, error)
+            meant = translate_error(self.where, error, self.cluster.retryable)
             if meant is error:
                 raise
             raise meant from None
@@ -124,7 +124,10 @@ class KafkaTransaction:
             return SendResult()
         messages, refused = self._encoder.encode(batch, None)
         unsent = set(refused)
-        delivery = Delivery(self._owner.topic, self._owner.where, self._partitioner, messages, refused)
+        owner = self._owner
+        delivery = Delivery(
+            owner.topic, owner.where, self._partitioner, messages, refused, retryable=owner.cluster.retryable
+        )
         async with self._whole():
             if delivery.todo:
                 await delivery.run(self._producer)
