@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from urllib.request import Request, urlopen
 
 import pytest
+from outage_kit import until
+from sink_places import delivered_more, under_load
 
 import batchqueue_async as bq
 from batchqueue_async.sinks._shared.arrow import arrow_rows
@@ -17,6 +19,7 @@ from batchqueue_async.sinks.base import BatchKey, KeyedSink, TransactionalSink, 
 from batchqueue_async.sinks.delta import DeltaSink
 from batchqueue_async.sinks.iceberg import IcebergSink
 from batchqueue_async.sinks.parquet import ParquetSink
+from batchqueue_async.testing import FaultProxy
 
 pa = pytest.importorskip("pyarrow")
 
@@ -186,6 +189,12 @@ class Delta:
     def sink(self, **options):
         return DeltaSink(self.uri, **options)
 
+    def add_column(self, name):
+        from deltalake import DeltaTable, Field
+        from deltalake.schema import PrimitiveType
+
+        DeltaTable(self.uri).alter.add_columns([Field(name, PrimitiveType("string"))])
+
     def rows(self):
         from deltalake import DeltaTable
 
@@ -200,6 +209,13 @@ class Iceberg:
 
     def sink(self, **options):
         return IcebergSink("lake.rows", catalog=self.catalog, **options)
+
+    def add_column(self, name):
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.types import StringType
+
+        with load_catalog("default", **self.catalog).load_table("lake.rows").update_schema() as update:
+            update.add_column(name, StringType())
 
     def rows(self):
         from pyiceberg.catalog import load_catalog
@@ -272,6 +288,72 @@ async def test_a_lake_table_behind_an_exporter(lake):
         await exporter.flush(30)
         assert exporter.stats().delivered == 1000
     assert ids(lake) == list(range(1000))
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_columns_that_come_under_load_by_records_and_by_another_writer(lake):
+    """New records have another column; somebody else adds one to the table."""
+    wider: list[bool] = []
+
+    def record(number):
+        return {"i": number, "v": number / 2} if wider else {"i": number}
+
+    async def change(exporter):
+        wider.append(True)
+        await delivered_more(exporter)
+        for _ in range(20):  # a commit of the sink's may come first
+            with suppress(Exception):
+                await asyncio.to_thread(lake.add_column, "later")
+                break
+        await delivered_more(exporter)
+
+    count, _, dead = await under_load(lake.sink(schema="add"), record, change)
+    assert dead == []
+    found = {row["i"]: row for row in lake.rows()}
+    assert sorted(found) == list(range(count))
+    assert len(lake.rows()) == count
+    assert {tuple(sorted(row)) for row in found.values()} == {("i", "later", "v")}
+    assert {number: row["v"] for number, row in found.items() if row["v"] not in {None, number / 2}} == {}
+    assert found[count - 1]["v"] is not None
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_an_object_store_that_flaps_costs_no_record(obstore, s3, monkeypatch):
+    import pyarrow.parquet as pq
+
+    monkeypatch.setenv("TEST_S3_SECRET", "s3cret")
+    boto = pytest.importorskip("boto3").client(
+        "s3", endpoint_url=s3, aws_access_key_id="key", aws_secret_access_key="s", region_name="us-east-1"
+    )
+    boto.create_bucket(Bucket="lake")
+    async with FaultProxy(s3.removeprefix("http://")) as proxy:
+        client = {"allow_http": True, "timeout": "1s", "connect_timeout": "500ms"}
+        options = {
+            "endpoint": f"http://{proxy.address}",
+            "access_key_id": "key",
+            "secret_access_key": "env:TEST_S3_SECRET",
+            "region": "us-east-1",
+            "client_options": client,
+            "retry_config": {"max_retries": 0},
+        }
+
+        async def flap(exporter):
+            for fault in ("refuse", "reset", "refuse"):
+                failed = sum(exporter.stats().failures.values())
+                await proxy.switch(fault)
+                await until(lambda failed=failed: sum(exporter.stats().failures.values()) > failed)
+                await proxy.switch("pass")
+                await delivered_more(exporter)
+
+        sink = ParquetSink("s3://lake/rows", max_seconds=0.05, options=options)
+        count, stats, dead = await under_load(sink, lambda number: {"i": number}, flap)
+    assert dead == []
+    assert stats.retries > 0
+    found = []
+    for each in boto.list_objects_v2(Bucket="lake")["Contents"]:
+        body = boto.get_object(Bucket="lake", Key=each["Key"])["Body"].read()
+        found += [row["i"] for row in pq.read_table(pa.BufferReader(body)).to_pylist()]
+    assert sorted(set(found)) == list(range(count))
 
 
 def test_options_are_checked():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import aio_pika
 import nats
@@ -18,8 +19,9 @@ from batchqueue_async.sinks.amqp import AmqpSink
 from batchqueue_async.sinks.grpc import GrpcSink
 from batchqueue_async.sinks.http import HttpSink
 from batchqueue_async.sinks.http.formats import JsonArray
+from batchqueue_async.sinks.http.remote_write import RemoteWrite
 from batchqueue_async.sinks.nats import NatsSink
-from batchqueue_async.sinks.otlp import OtlpSink
+from batchqueue_async.sinks.otlp import OtlpHttpSink, OtlpSink
 from batchqueue_async.sinks.otlp.request import SIGNALS
 from batchqueue_async.sinks.redis import RedisSink
 from batchqueue_async.testing import FaultProxy
@@ -56,6 +58,27 @@ class TestOutage:
         found = [SIGNALS["traces"].request().FromString(call.content) for call in grpc_server.received()]
         names = [span.name for request in found for span in request.resource_spans[0].scope_spans[0].spans]
         arrived(result.count, map(int, names))
+
+    async def test_otlp_over_http(self, http_server):
+        http_server.rules(status=200)
+        async with FaultProxy(http_server.address) as proxy:
+            sink = OtlpHttpSink(f"http://{proxy.address}", signal="traces", **QUICK)
+            result = await outage(sink, proxy, lambda number: {"name": str(number)})
+        result.check()
+        found = [SIGNALS["traces"].request().FromString(each.body) for each in http_server.received()]
+        names = [span.name for each in found for span in each.resource_spans[0].scope_spans[0].spans]
+        arrived(result.count, map(int, names))
+
+    async def test_remote_write_exactly_once(self, prometheus, request):
+        """A sample that is there already is taken again without effect."""
+        name, now = f"outage_{request.node.callspec.id}", int(time.time())
+        async with FaultProxy(prometheus.address) as proxy:
+            sink = HttpSink(f"http://{proxy.address}/api/v1/write", format=RemoteWrite(), **QUICK)
+            sample = {"name": name, "timestamp": now}
+            result = await outage(sink, proxy, lambda number: sample | {"labels": {"n": number}, "value": number})
+        result.check()
+        found = [int(labels["n"]) for labels, values in prometheus.samples(f"{name}[15m]") for _ in values]
+        assert arrived(result.count, found) == 0
 
     async def test_grpc(self, grpc_server):
         async with FaultProxy(grpc_server.address) as proxy:
