@@ -8,7 +8,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from . import subjects
+from . import steps, subjects
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, object]]:
@@ -19,12 +19,23 @@ def measure(options: argparse.Namespace) -> list[dict[str, object]]:
     with subjects.scratch() as name:
         disk, sync = map(statistics.median, subjects.idle_latency(Path(name) / "queue", options.times))
     drained, formula = subjects.recovery(options.records, options.batch)
+    used, refused = steps.throttled()
     found = [
         ("memory exporter to a no-op sink, 1 KB records, batches of 500", rate / 1e6, "M records/s", ">=", 1.0),
         ("retry bookkeeping of a batch that succeeds", booked * 1e6, "us", "<", 2.0),
         ("idle latency p50, memory", memory * 1e3, "ms", "<", 0.2),
         (f"idle latency p50, durable, beyond an fdatasync of {sync * 1e3:.2f} ms", (disk - sync) * 1e3, "ms", "<", 1.0),
         (f"drain after an outage, of the formula's {formula:.0f} batches/s", drained / formula, "x", ">=", 0.9),
+        ("throttled destination, 100 requests/s allowed, 8 workers: used", used, "requests/s", ">=", 95.0),
+        ("throttled destination: refused", refused * 100, "%", "<", 5.0),
+        *(
+            (f"longest step of the loop: {name}", steps.longest(scenario, options.rounds) * 1e3, "ms of CPU", "<", 5.0)
+            for name, scenario in (
+                (f"{steps.DELAYED:,} delayed batches", steps.delayed),
+                (f"settling {steps.SETTLED:,} records", steps.settling),
+                (f"{steps.FAILED_OVER:,} batches in a failover", steps.failed_over),
+            )
+        ),
     ]
     return [
         {
