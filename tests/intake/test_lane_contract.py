@@ -43,14 +43,17 @@ async def nothing(message):
 
 
 class RealSubject:
-    patience = 20.0
-
-    def __init__(self, rig):
+    def __init__(self, rig, wrap=lambda session: session, patience=20.0):
         self.rig = rig
+        self.wrap = wrap
+        self.patience = patience
         self.consumer = rig.consumer(nothing, workers=4, prefetch=100)
+        self.sessions = []
 
     async def connect(self):
-        return await self.consumer._lane(self.consumer.plan).connect()
+        session = await self.consumer._lane(self.consumer.plan).connect()
+        self.sessions.append(session)
+        return self.wrap(session)
 
     async def publish(self, bodies):
         await self.rig.publish(bodies)
@@ -124,6 +127,22 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_a_broken_lane_fails_in_the_family_of_its_fault(family):
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_broken_lane_fails_in_the_family_of_its_fault(kind, family):
     with pytest.raises((AssertionError, TimeoutError)):
-        await FAMILIES[family](FakeSubject("amqp", FAULTS[family]))
+        await FAMILIES[family](FakeSubject(kind, FAULTS[family]))
+
+
+@pytest.mark.real_time
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_broken_lane_to_kafka_fails_in_the_family_of_its_fault(family, kafka):
+    rig = RIGS["kafka"][1](kafka)
+    await rig.prepare()
+    subject = RealSubject(rig, FAULTS[family], patience=4.0)
+    try:
+        with pytest.raises((AssertionError, TimeoutError)):
+            await FAMILIES[family](subject)
+    finally:
+        for session in subject.sessions:
+            await session.end()

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import uuid
 
+import kafka_tools
+
 import batchqueue_async as bq
 from batchqueue_async import intake
 
@@ -199,4 +201,70 @@ class RabbitRig:
         return found
 
 
-RIGS = {"rabbitmq": ("rabbit_server", RabbitRig), "nats": ("nats_server", NatsRig), "redis": ("redis_server", RedisRig)}
+class KafkaRig:
+    """One partition, so that what was handled first is committed first."""
+
+    name = "kafka"
+
+    def __init__(self, server):
+        self.server = server
+        self.topic = f"t-{uuid.uuid4().hex[:8]}"
+        self.dead = f"{self.topic}.dead"
+        self.group = f"g-{self.topic}"
+
+    async def prepare(self):
+        await kafka_tools.create(self.server, self.topic)
+        await kafka_tools.create(self.server, self.dead)
+
+    async def publish(self, bodies, *, key=None):
+        import aiokafka
+
+        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=self.server.address)
+        await producer.start()
+        try:
+            for body in bodies:
+                await producer.send(self.topic, body, key=None if key is None else key.encode())
+            await producer.flush()
+        finally:
+            await producer.stop()
+
+    def consumer(self, handler, *, address=None, **options):
+        options = {**QUICK, "dead_letters": self.dead, **options}
+        return intake.KafkaConsumer(
+            address or self.server.address,
+            self.topic,
+            handler,
+            group=self.group,
+            session_timeout=2.0,
+            rebalance_timeout=10.0,
+            **options,
+        )
+
+    async def unsettled(self):
+        import aiokafka
+
+        place = aiokafka.TopicPartition(self.topic, 0)
+        client = aiokafka.AIOKafkaConsumer(
+            bootstrap_servers=self.server.address, group_id=self.group, enable_auto_commit=False
+        )
+        client.assign([place])
+        await client.start()
+        try:
+            return (await client.end_offsets([place]))[place] - (await client.committed(place) or 0)
+        finally:
+            await client.stop()
+
+    async def letters(self):
+        return [
+            (record.value, {name: value.decode() for name, value in record.headers})
+            for record in await kafka_tools.read(self.server, self.dead)
+        ]
+
+
+RIGS = {
+    "rabbitmq": ("rabbit_server", RabbitRig),
+    "nats": ("nats_server", NatsRig),
+    "redis": ("redis_server", RedisRig),
+    "kafka": ("kafka", KafkaRig),
+}
+"""What the rigs are called, with the fixture of their server."""
