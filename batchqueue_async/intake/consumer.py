@@ -20,6 +20,7 @@ from batchqueue_async.export.control.backoff import Backoff
 from batchqueue_async.export.control.concurrency import Scaler
 from batchqueue_async.intake.calls import Decoder, SingleCall, make_call
 from batchqueue_async.intake.config import MOST_WORKERS, IntakeConfig
+from batchqueue_async.intake.pacing import Pacer
 from batchqueue_async.intake.pool import WorkerPool
 from batchqueue_async.intake.ports import Order, Plan, Room
 from batchqueue_async.intake.retrying import Judge
@@ -198,7 +199,10 @@ class Consumer:
         config, plan = self.config, self._plan
         backoff = Backoff(config.retry, self._random)
         ordered_by = config.ordered_by
-        scaler = None if config.adaptive is None else Scaler(config.adaptive, config.resolve().workers)
+        adaptive = config.adaptive
+        scaler = None
+        if adaptive is not None:
+            scaler = Pacer(Scaler(adaptive, config.resolve().workers), float(adaptive.interval))
         self._pool = WorkerPool(
             self.name,
             self._call,
@@ -461,7 +465,10 @@ class Consumer:
                 settle_errors=counts.settle_errors,
                 forward_errors=counts.forward_errors,
                 lost=counts.lost,
+                redelivered=counts.redelivered,
                 reconnects=counts.reconnects,
+                rebalances=counts.rebalances,
+                commits=counts.commits,
                 keys=pool.keys,
                 lag=None if session is None else session.lag(),
                 oldest_in_flight=pool.oldest_in_flight(now),

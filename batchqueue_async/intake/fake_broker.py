@@ -336,14 +336,15 @@ class FakeBroker:
             if partition.owner is session:
                 self.commit(partition)
 
-    def take(self, session: FakeSession, room: int) -> list[_FakeDelivery]:
+    def take(self, session: FakeSession, room: Room) -> list[_FakeDelivery]:
         """What this session may have now."""
         now = _now()
         found: list[_FakeDelivery] = []
+        left = room.bytes
         if self.single_active and self._sessions[0] is not session:
             return found
         for record in self._records:
-            if len(found) >= room:
+            if len(found) >= room.messages or left <= 0:
                 break
             if record.state != "waiting" or record.not_before > now:
                 continue
@@ -356,6 +357,7 @@ class FakeBroker:
             record.state, record.holder = "out", session
             record.deliveries += 1
             found.append(self._delivery(record, epoch, session.plan))
+            left -= len(record.body)
             self._note("delivered", record.id)
         return found
 
@@ -436,7 +438,7 @@ class FakeSession:
         while not self._lost:
             if self._stopped:
                 return []
-            found = broker.take(self, room.messages)
+            found = broker.take(self, room)
             if found:
                 return found
             await broker.wait(broker.next_delay)

@@ -30,10 +30,10 @@ from batchqueue_async.intake.retrying import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from batchqueue_async.export.control.concurrency import Scaler
     from batchqueue_async.export.policies import BatchPolicy
     from batchqueue_async.intake.calls import Decoder, HandlerCall, Rejected
     from batchqueue_async.intake.message import Message
+    from batchqueue_async.intake.pacing import Pacer
     from batchqueue_async.intake.ports import Retries, Taken
     from batchqueue_async.intake.retrying import Judge, Verdict
     from batchqueue_async.intake.settlement import Settlement
@@ -98,7 +98,7 @@ class WorkerPool:
         everything_ordered: bool = False,
         drops: bool = False,
         handler_timeout: float | None = None,
-        scaler: Scaler | None = None,
+        scaler: Pacer | None = None,
         wall_clock: Callable[[], float],
         on_room: Callable[[], None],
     ) -> None:
@@ -208,7 +208,7 @@ class WorkerPool:
         """Take deliveries in; from now on the pool answers for each."""
         now = self._loop.time()
         lanes, order = self.lanes, self._order
-        size = messages = 0
+        size = messages = again = 0
         bad: list[tuple[Delivery, UndecodableError]] = []
         for delivery in deliveries:
             if delivery.epoch is not self._epoch:
@@ -217,6 +217,7 @@ class WorkerPool:
             delivery.taken = now
             size += delivery.size
             messages += delivery.count
+            again += delivery.attempt > 1
             if order is not None:
                 try:
                     delivery.order = self._key_of(order, delivery)
@@ -232,6 +233,7 @@ class WorkerPool:
             self.busy_since = now
         with counts:
             counts.received += messages
+            counts.redelivered += again
             counts.in_flight += len(bad)
         self.held_bytes += size
         for delivery, wrong in bad:
@@ -523,7 +525,7 @@ class WorkerPool:
                 self._release(deliveries)
                 raise asyncio.CancelledError
         if self._scaler is not None and isinstance(error, HandlerTimeoutError):
-            self._scaler.failure(self._loop.time())
+            self._scaler.failed(self._loop.time())
             self.limit = self._scaler.workers
         held = isinstance(error, (QueueFullError, AuthError, ConfigError))
         if len(deliveries) > 1 and not held and self._isolate(deliveries, error, worker):
@@ -752,7 +754,7 @@ class WorkerPool:
         assert scaler is not None  # noqa: S101 - asked only with one
         now = self._loop.time()
         busy = bool(self.lanes.ready) and self.active >= self.limit
-        scaler.success(now - worker.since, now, busy=busy, size=size)
+        scaler.ended(now - worker.since, now, busy=busy, size=size)
         if scaler.workers != self.limit:
             more = scaler.workers - self.limit
             self.limit = scaler.workers

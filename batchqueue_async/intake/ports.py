@@ -180,9 +180,11 @@ class Run(Protocol):
 
     Only given where `Plan.run` is above 0, and with at most that number of messages. It has the attributes of a
     `Delivery`; it is the batch that the handler gets, so it is a sequence of messages, which may be made when they are
-    asked for. Where a handler takes only a part of it, or fails, the pool goes on with `split()`.
+    asked for. Where a handler takes only a part of it, or fails, the pool goes on with `split()`. Its `attempt` is 1:
+    those of its messages may be higher.
     """
 
+    attempt: int
     epoch: Epoch
     order: Hashable | None
     size: int

@@ -36,14 +36,17 @@ class Counters:
     __slots__ = (
         "_version",
         "acked",
+        "commits",
         "dead_lettered",
         "dropped",
         "failures",
         "forward_errors",
         "in_flight",
         "lost",
+        "rebalances",
         "received",
         "reconnects",
+        "redelivered",
         "released",
         "retried",
         "settle_errors",
@@ -56,6 +59,7 @@ class Counters:
         self.received = self.acked = self.retried = self.dead_lettered = self.released = self.stale = 0
         self.waiting = self.in_flight = 0
         self.failures = self.dropped = self.settle_errors = self.forward_errors = self.reconnects = self.lost = 0
+        self.redelivered = self.rebalances = self.commits = 0
 
     def __enter__(self) -> None:
         self._version += 1
@@ -112,7 +116,10 @@ class IntakeStats:
         settle_errors: acknowledgements that could not be written; forward_errors: attempts to publish a dead letter or
             a retry that failed.
         lost: messages that the broker says are gone, unhandled: trimmed from a stream.
+        redelivered: those of the received that came again, as far as the broker, or their own header, says.
         reconnects: sessions after the first.
+        rebalances: times that a consumer group took partitions away, to share them out anew; Kafka's alone.
+        commits: commits of offsets that the broker took; Kafka's alone. Those it refused are among `settle_errors`.
         keys: lanes with messages in them.
         lag: messages that wait at the broker, as far as that is known.
         oldest_in_flight: seconds that the handler call that has run longest has taken.
@@ -141,7 +148,10 @@ class IntakeStats:
     settle_errors: int = 0
     forward_errors: int = 0
     lost: int = 0
+    redelivered: int = 0
     reconnects: int = 0
+    rebalances: int = 0
+    commits: int = 0
     keys: int = 0
     lag: int | None = None
     oldest_in_flight: float = 0.0

@@ -475,7 +475,22 @@ METRICS: tuple[Metric, ...] = (
         by="error",
     ),
     _intake("counter", "lost", "messages", "Messages that the broker has no longer.", lambda c: c.stats.lost),
+    _intake(
+        "counter",
+        "redelivered",
+        "messages",
+        "Messages received that came again, as far as the broker says.",
+        lambda c: c.stats.redelivered,
+    ),
     _intake("counter", "reconnects", "", "Sessions after the first.", lambda c: c.stats.reconnects),
+    _intake(
+        "counter",
+        "rebalances",
+        "",
+        "Times that a group took partitions away, to share them out anew.",
+        lambda c: c.stats.rebalances,
+    ),
+    _intake("counter", "commits", "", "Commits of offsets that the broker took.", lambda c: c.stats.commits),
     _intake(
         "gauge",
         "running",

@@ -90,6 +90,11 @@ class IgnoresTheRoom(Broken):
         return await self.session.take(Room(1000, room.bytes))
 
 
+class IgnoresTheBytes(Broken):
+    async def take(self, room):
+        return await self.session.take(Room(room.messages, 1 << 20))
+
+
 class ForgetsAcks(Broken):
     async def settle(self, outcomes):
         await self.session.settle(Outcomes([], outcomes.released, outcomes.kept))
@@ -118,6 +123,7 @@ class AcksBeforeTheLetter(Broken):
 
 FAULTS = {
     "takes": IgnoresTheRoom,
+    "fits": IgnoresTheBytes,
     "acknowledges": ForgetsAcks,
     "releases": KeepsWhatIsReleased,
     "ends": OutlivesItsEnd,

@@ -188,7 +188,11 @@ async def test_a_killed_consumer_loses_nothing(line, tmp_path):
             options = {"url": consumer.servers.urls[0], "source": consumer.subject, "stream": line.stream}
             options |= {"durable": line.durable, "ack_wait": 3.0, "dead_letters": f"{line.dead}.x"}
         elif line.name == "rabbitmq":
-            options = {"url": f"amqp://{line.server.address}/", "source": line.queue, "dead_letters": f"{line.queue}.dead"}
+            options = {
+                "url": f"amqp://{line.server.address}/",
+                "source": line.queue,
+                "dead_letters": f"{line.queue}.dead",
+            }
         else:
             options = {"url": consumer.server.url, "source": line.stream, "group": line.group, "claim_after": 2.0}
             options |= {"dead_letters": "dead"}

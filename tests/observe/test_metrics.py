@@ -154,7 +154,7 @@ def test_edges_of_histograms_are_exact():
 def test_consumers_have_their_law_too():
     stats = IntakeStats(
         name="orders", state="running", workers=8, prefetch=80, received=20, acked=9, retried=1, dead_lettered=2,
-        released=1, stale=1, buffered=3, waiting=2, in_flight=1, lag=7,
+        released=1, stale=1, buffered=3, waiting=2, in_flight=1, lag=7, redelivered=4, rebalances=3, commits=6,
     )  # fmt: skip
     view = ConsumerView(name="orders", kind="AmqpConsumer", stats=stats)
     found = samples(parse(as_text(made.process(0, consumers=(view,)))))
@@ -163,6 +163,9 @@ def test_consumers_have_their_law_too():
     held = sum(found[f"batchqueue_intake_{what}_messages", labels] for what in ("waiting", "in_flight"))
     assert found["batchqueue_intake_received_messages_total", labels] == settled + held == 20
     assert found["batchqueue_intake_lag_messages", labels] == 7
+    assert found["batchqueue_intake_redelivered_messages_total", labels] == 4
+    assert found["batchqueue_intake_rebalances_total", labels] == 3
+    assert found["batchqueue_intake_commits_total", labels] == 6
 
 
 def test_numbers_as_text():

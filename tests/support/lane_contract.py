@@ -59,6 +59,21 @@ async def takes(subject):
     await session.end()
 
 
+async def fits(subject):
+    """What is taken fits into the room's bytes, but for its last message."""
+    session = await subject.connect()
+    body, count = b"x" * 10_000, 0
+    await subject.publish([body] * 12)
+    async with asyncio.timeout(20):
+        while count < 12:
+            part = await session.take(Room(1000, 25_000))
+            count += len(part)
+            assert len(part) <= 3, f"take gave {len(part)} messages of 10 kB for a room of 25 kB"
+            await ack(session, part)
+    await session.flush()
+    await session.end()
+
+
 async def acknowledges(subject):
     """What was acknowledged and flushed does not come again; what was not does."""
     session = await subject.connect()
@@ -155,4 +170,4 @@ async def buries(subject):
     await session.end()
 
 
-FAMILIES = {family.__name__: family for family in (takes, acknowledges, releases, ends, stops, buries)}
+FAMILIES = {family.__name__: family for family in (takes, fits, acknowledges, releases, ends, stops, buries)}

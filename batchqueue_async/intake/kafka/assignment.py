@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from batchqueue_async.intake.kafka.progress import Place, Progress
+from batchqueue_async.intake.portions import Portion
 from batchqueue_async.intake.ports import Epoch
 
 if TYPE_CHECKING:
@@ -62,15 +63,13 @@ class Assignment:
 
     Attributes:
         assigned: whether the group has assigned anything, be it nothing, and not revoked it since.
-        revocations: how often partitions were revoked.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.assigned = False
-        self.revocations = 0
         self._limits = limits
         self._parts: dict[Place, Progress] = {}
-        self._average = 0.0
+        self._portion = Portion()
 
     @property
     def parts(self) -> list[Progress]:
@@ -101,7 +100,6 @@ class Assignment:
     def revoke(self) -> list[Progress]:
         """Partitions are about to be taken away: close their epochs, and return them for the fence."""
         self.assigned = False
-        self.revocations += 1
         parts = self.parts
         for part in parts:
             part.epoch.close()
@@ -134,15 +132,11 @@ class Assignment:
             (self._limits.messages(count) - part.held for part in map(self._parts.__getitem__, offered)),
             default=messages,
         )
-        if self._average:
-            least = min(least, int(bytes / self._average))
-        return max(1, min(messages, least))
+        return self._portion.most(max(1, min(messages, least)), bytes)
 
     def took(self, count: int, size: int) -> None:
         """Note how large records are, for a client that can't be asked for bytes."""
-        if count:
-            average = size / count
-            self._average = max(average, (self._average * 3 + average) / 4)
+        self._portion.took(count, size)
 
     def _is_full(self, part: Progress) -> bool:
         count = len(self._parts)

@@ -132,7 +132,7 @@ class KafkaConsumer(Consumer):
         super().__init__(handler, config, name=name or group)
 
     def _lane(self, plan: Plan) -> Lane:
-        return KafkaLane(self._cluster, self._options, plan)
+        return KafkaLane(self._cluster, self._options, plan, self._counts)
 
 
 def _check(owner: str, options: KafkaOptions, timeout: float) -> None:

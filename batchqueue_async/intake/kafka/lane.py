@@ -16,6 +16,7 @@ from batchqueue_async.sinks.kafka import client
 
 if TYPE_CHECKING:
     from batchqueue_async.intake.ports import Plan, Retries
+    from batchqueue_async.intake.stats import Counters
 
 # The client would throw a whole member out of its group for one handler that is slow; handlers have a timeout of their
 # own, and the watch looks after the client.
@@ -90,8 +91,9 @@ class KafkaLane:
     retries: Retries = "kept"
     counts_held = False
 
-    def __init__(self, cluster: client.Cluster, options: KafkaOptions, plan: Plan) -> None:
+    def __init__(self, cluster: client.Cluster, options: KafkaOptions, plan: Plan, counts: Counters) -> None:
         self.options = options
+        self._counts = counts
         self._cluster = cluster
         self._plan = plan
         # The one that is in use, or was last: its counts outlive it.
@@ -113,8 +115,9 @@ class KafkaLane:
             consumer,
             Assignment(self._limits()),
             self.options,
-            self._plan,
-            Letters(self._cluster, self._plan.dead_letters),
+            plan=self._plan,
+            letters=Letters(self._cluster, self._plan.dead_letters),
+            counts=self._counts,
         )
         try:
             await self._check_topics(consumer, where)

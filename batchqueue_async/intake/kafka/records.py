@@ -122,6 +122,9 @@ class KafkaRun:
 
     __slots__ = ("_messages", "_progress", "_records", "count", "epoch", "order", "size", "taken")
 
+    attempt = 1
+    """For the pool's counts, which don't look into runs."""
+
     def __init__(self, records: Sequence[Any], progress: Progress, order: Hashable | None, size: int) -> None:
         self._records = records
         self._progress = progress

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from batchqueue_async.intake.kafka.letters import Letters
     from batchqueue_async.intake.kafka.progress import Place, Progress
     from batchqueue_async.intake.ports import Delivery, Outcomes, Plan, Retry, Room, Taken
+    from batchqueue_async.intake.stats import Counters
 
 # How long the client waits for records in one call. A change of room, a stop and a rebalance end the wait at once.
 _POLL = 0.2
@@ -48,12 +49,18 @@ class KafkaSession:
     hand_over = False
 
     def __init__(
-        self, consumer: client.Consumer, assignment: Assignment, options: KafkaOptions, plan: Plan, letters: Letters
+        self,
+        consumer: client.Consumer,
+        assignment: Assignment,
+        options: KafkaOptions,
+        *,
+        plan: Plan,
+        letters: Letters,
+        counts: Counters,
     ) -> None:
         self.consumer = consumer
         self.assignment = assignment
-        self.commits = 0
-        self.failed_commits = 0
+        self._counts = counts
         self._options = options
         self._plan = plan
         self._letters = letters
@@ -119,6 +126,7 @@ class KafkaSession:
         parts = self.assignment.revoke()
         if not parts:
             return
+        self._counts.rebalances += 1
         try:
             for part in parts:
                 await part.epoch.drain(max(0.0, deadline - self._loop.time()))
@@ -309,7 +317,7 @@ class KafkaSession:
             async with asyncio.timeout(timeout), self._commit_turn:
                 return await self._commit_due()
         except TimeoutError:
-            self.failed_commits += 1
+            self._counts.settle_errors += 1
             log.warning("commit_failed", consumer=self._plan.name, error_type="TimeoutError", seconds=timeout)
             self._dirty.set()
             return False
@@ -336,7 +344,7 @@ class KafkaSession:
         try:
             await self.consumer.commit({client.partition_of(*place): point for place, point in points.items()})
         except Exception as error:  # noqa: BLE001 - a commit that fails is counted, and the work goes on
-            self.failed_commits += 1
+            self._counts.settle_errors += 1
             log.warning(
                 "commit_failed", consumer=self._plan.name, error_type=type(error).__name__, partitions=len(points)
             )
@@ -344,7 +352,7 @@ class KafkaSession:
                 (place,) = points
                 parts[place].epoch.end()
             return False
-        self.commits += 1
+        self._counts.commits += 1
         self.assignment.committed(points, parts)
         return True
 

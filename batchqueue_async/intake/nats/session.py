@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, RetryableError
 from batchqueue_async.intake.nats.message import NatsDelivery
-from batchqueue_async.intake.ports import DeadLetter, Delivery, Epoch, Outcomes, Retry, SessionLostError
+from batchqueue_async.intake.portions import Portion
+from batchqueue_async.intake.ports import DeadLetter, Delivery, Epoch, Outcomes, Retry, Room, SessionLostError
 from batchqueue_async.sinks._shared.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchqueue_async.intake.ports import Plan, Room, Taken
+    from batchqueue_async.intake.ports import Plan, Taken
 
 _NANO = 1_000_000_000
 _MISSED = 3  # heartbeats
@@ -65,6 +66,7 @@ class NatsSession:
         self._over: Exception | None = None
         self._ended = False
         self._lag: int | None = None
+        self._portion = Portion()
         # What is here and has no outcome, the oldest first: the broker hears that it is being worked on.
         self._held: dict[NatsDelivery, None] = {}
         self._keeper: asyncio.Task[None] | None = None
@@ -128,7 +130,7 @@ class NatsSession:
                 raise self._over
             if self._buffer or self._stopped:
                 break
-            await self._ask(room.messages)
+            await self._ask(self._portion.most(room.messages, room.bytes))
             await self._wait()
         buffer = self._buffer
         if len(buffer) <= room.messages:
@@ -137,13 +139,17 @@ class NatsSession:
         else:
             taken = [buffer.popleft() for _ in range(room.messages)]
         now = self._loop.time()
+        size = 0
         for each in taken:
             each.taken = now
+            size += each.size
+        self._portion.took(len(taken), size)
         self._held.update(dict.fromkeys(taken))
         if taken:
             self._lag = taken[-1].pending
-        if not self._stopped and not buffer:
-            await self._ask(room.messages - len(taken))
+        left = Room(room.messages - len(taken), room.bytes - size)
+        if not self._stopped and not buffer and left.messages > 0 and left.bytes > 0:
+            await self._ask(self._portion.most(*left))
         return taken
 
     async def _wait(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, RetryableError
+from batchqueue_async.intake.portions import Portion
 from batchqueue_async.intake.ports import DeadLetter, Delivery, Epoch, Outcomes, Retry, SessionLostError
 from batchqueue_async.intake.redis.message import RedisDelivery, RedisFields
 
@@ -69,6 +70,7 @@ class RedisSession:
         self._held: dict[RedisDelivery, None] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._lag: int | None = None
+        self._portion = Portion()
 
     async def start(self) -> None:
         """Learn the name of the reading connection, and keep what is held from being claimed."""
@@ -94,7 +96,7 @@ class RedisSession:
                 return []
             self._reading = True
             try:
-                found = await self._read(room.messages)
+                found = await self._read(self._portion.most(room.messages, room.bytes))
             except Exception as error:
                 if self._over is not None:
                     raise self._over from None
@@ -105,8 +107,11 @@ class RedisSession:
                 raise self._over
             if found:
                 now = self._loop.time()
+                size = 0
                 for each in found:
                     each.taken = now
+                    size += each.size
+                self._portion.took(len(found), size)
                 self._held.update(dict.fromkeys(found))
                 return cast("Sequence[Taken]", found)
 
