@@ -156,9 +156,10 @@ chaos-spark: java $(STAMP) ## the kill campaigns of the Spark parts, longer: CHA
 	BATCHQUEUE_SPARK_BACKLOG=$(or $(BACKLOG),1000) $(BIN)/pytest tests/spark/test_driver_sink.py -k backlog -o timeout=7200
 
 .PHONY: chaos-intake
-chaos-intake: $(STAMP) ## consumers of brokers through outages and kills, CHAOS=20 times each
+chaos-intake: $(STAMP) ## consumers of brokers through outages and kills, CHAOS=20 times each; a line and a time limit for each
 	BATCHQUEUE_INTAKE_REPEATS=$(or $(CHAOS),20) BATCHQUEUE_INTAKE_SEEDS=$(or $(SEEDS_INTAKE),500) \
-		$(BIN)/pytest -o timeout=7200 tests/intake -k "outages or breaks or killed or random_programs or keys_keep"
+		$(BIN)/pytest -v -o console_output_style=times --tb=short -m repeated tests/intake \
+		tests/faults/test_in_kafka.py tests/faults/test_in_rabbit.py
 
 .PHONY: bench-intake
 bench-intake: $(BENCH_STAMP) ## consumers compared with their bare clients and FastStream, against real brokers; JSON in bench-results/

@@ -6,6 +6,7 @@ import asyncio
 
 import aiokafka
 import pytest
+from intake_handlers import repeated
 from intake_kafka import make_topic, members, until
 from kafka_tools import read
 
@@ -149,6 +150,7 @@ async def test_in_40_a_record_that_outlives_the_revocation_is_not_committed_by_i
     assert sorted(begun) == [0, 0, 1, 1]
 
 
+@repeated
 @pytest.mark.timeout(120)
 async def test_in_41_nothing_is_repeated_when_members_join_and_leave_gracefully(kafka):
     topic = await make_topic(kafka, 6)
@@ -166,13 +168,13 @@ async def test_in_41_nothing_is_repeated_when_members_join_and_leave_gracefully(
             await fresh.__aenter__()
             running.append(fresh)
             await asyncio.sleep(0.4)
-            await running.pop(0).shutdown()
+            left = running.pop(0)
+            await left.shutdown()
+            assert left.stats().rebalances >= 1
+            assert left.stats().reconnects == 0
         await sending
         await until(lambda: topic.complete, 60)
-        for stats in (each.stats() for each in running):
-            assert stats.rebalances >= 1
-            assert stats.commits >= 1
-            assert stats.redelivered == stats.reconnects == 0
+        assert sum(each.stats().commits for each in running) >= 1
     assert topic.twice == 0
     assert await topic.committed() == await topic.ends()
     assert all(offsets == sorted(offsets) for offsets in topic.by_key.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections import Counter
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from intake.rabbit_tools import LIMIT, side
+from intake_handlers import repeated
 
 import batchqueue_async as bq
 from batchqueue_async import intake
@@ -18,8 +18,6 @@ from batchqueue_async.testing import FaultProxy
 
 pytestmark = pytest.mark.real_time
 
-TIMES = int(os.environ.get("BATCHQUEUE_INTAKE_TIMES", "1"))
-"""How often each outage is provoked; `make chaos-intake` raises it."""
 QUICK = bq.RetryPolicy(initial=0.05, max_delay=0.5)
 PROGRAM = Path(__file__).parents[1] / "intake" / "rabbit_program.py"
 
@@ -64,27 +62,28 @@ def numbers(count: int, first: int = 0) -> list[bytes]:
 
 
 class TestReconnecting:
+    @repeated
     @pytest.mark.parametrize("fault", ["reset", "refuse", "half_open", "mute"])
     async def test_in_23_consumes_again_after_every_fault_of_the_line(self, rabbit_server, name, fault):
         async with side(rabbit_server, name) as broker, FaultProxy(rabbit_server.address) as proxy:
             handled = Handled(0.002)
             async with consumer(rabbit_server, name, handled, address=proxy.address) as one:
-                for turn in range(TIMES):
-                    await broker.publish(*numbers(100, turn * 200))
-                    await until(lambda: handled.bodies)
-                    before = one.stats().reconnects
-                    await proxy.switch(fault)
-                    await until(lambda: one.stats().state == "connecting")
-                    await broker.publish(*numbers(100, turn * 200 + 100))
-                    await proxy.switch("pass")
-                    await handled.reaches(200 * (turn + 1))
-                    assert one.stats().reconnects > before
+                await broker.publish(*numbers(100))
+                await until(lambda: handled.bodies)
+                before = one.stats().reconnects
+                await proxy.switch(fault)
+                await until(lambda: one.stats().state == "connecting")
+                await broker.publish(*numbers(100, 100))
+                await proxy.switch("pass")
+                await handled.reaches(200)
+                assert one.stats().reconnects > before
                 stats = one.stats()
                 assert stats.dead_lettered == stats.settle_errors == 0
             assert await broker.count() == 0
             # Repeated is at most what was held when the line broke.
-            assert len(handled.bodies) <= TIMES * (200 + 50)
+            assert len(handled.bodies) <= (200 + 50)
 
+    @repeated
     @pytest.mark.timeout(300)  # a broker takes long to start where much else runs
     async def test_in_23_a_restarted_broker(self, rabbit_server, name):
         async with side(rabbit_server, name) as broker:
@@ -168,6 +167,7 @@ class TestReconnecting:
 
 
 class TestStopping:
+    @repeated
     async def test_in_20_in_27_a_graceful_stop_repeats_nothing(self, rabbit_server, name):
         async with side(rabbit_server, name) as broker:
             handled = Handled(0.01)
@@ -195,24 +195,24 @@ class TestStopping:
             assert len(handled.bodies) == 300
             assert max(handled.attempts) < 4
 
+    @repeated
     async def test_in_10_what_was_running_at_a_kill_comes_again(self, rabbit_server, name):
         async with side(rabbit_server, name) as broker:
             await broker.publish(b"first", *numbers(40))
-            for _ in range(TIMES):
-                child = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    str(PROGRAM),
-                    f"amqp://{rabbit_server.address}/",
-                    name,
-                    stdout=asyncio.subprocess.PIPE,
-                )
-                assert child.stdout is not None
-                async with asyncio.timeout(LIMIT):
-                    assert await child.stdout.readline() == b"acked 40\n"  # all but the first, which still runs
-                child.send_signal(signal.SIGKILL)
-                await child.wait()
-                await broker.reaches(1)
-                await broker.publish(*numbers(40))
+            child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                str(PROGRAM),
+                f"amqp://{rabbit_server.address}/",
+                name,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            assert child.stdout is not None
+            async with asyncio.timeout(LIMIT):
+                assert await child.stdout.readline() == b"acked 40\n"  # all but the first, which still runs
+            child.send_signal(signal.SIGKILL)
+            await child.wait()
+            await broker.reaches(1)
+            await broker.publish(*numbers(40))
             (found, *_) = await broker.drain()
             assert found.body == b"first"
             assert found.redelivered

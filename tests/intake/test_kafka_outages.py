@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from example_runs import EXAMPLES
+from intake_handlers import repeated
 from intake_kafka import make_topic, until
 
 from batchqueue_async.intake import KEY
@@ -18,7 +18,6 @@ from batchqueue_async.testing import FaultProxy
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(300)]
 
-TIMES = int(os.environ.get("BATCHQUEUE_INTAKE_REPEATS", "1"))
 PREFETCH = 80
 
 
@@ -30,6 +29,7 @@ async def proxy(kafka):
         yield proxy
 
 
+@repeated
 @pytest.mark.parametrize("fault", ["reset", "half_open", "mute"])
 async def test_a_line_that_breaks_and_heals_loses_nothing(kafka, proxy, fault):
     topic = await make_topic(kafka, 2)
@@ -40,35 +40,35 @@ async def test_a_line_that_breaks_and_heals_loses_nothing(kafka, proxy, fault):
 
     options = {"workers": 8, "prefetch": PREFETCH, "ordered_by": KEY}
     async with topic.consumer(handle, bootstrap=proxy.address, **options):
-        for _ in range(TIMES):
-            await topic.send(300, keys=20)
-            await until(lambda: len(topic.handled) > topic.sent - 290)
-            await proxy.switch(fault)
-            await asyncio.sleep(1.0)
-            await topic.send(100, keys=20)
-            await proxy.switch("pass")
-            await until(lambda: topic.complete, 90)
+        await topic.send(300, keys=20)
+        await until(lambda: len(topic.handled) > topic.sent - 290)
+        await proxy.switch(fault)
+        await asyncio.sleep(1.0)
+        await topic.send(100, keys=20)
+        await proxy.switch("pass")
+        await until(lambda: topic.complete, 90)
     # What was held at a fault, and what was handled and not committed yet, may have come again.
-    assert topic.twice <= TIMES * 2 * PREFETCH
+    assert topic.twice <= 2 * PREFETCH
     assert await topic.committed() == await topic.ends()
 
 
+@repeated
 async def test_a_broker_that_is_killed_and_started_is_consumed_on(kafka):
     topic = await make_topic(kafka, 2)
     loop = asyncio.get_running_loop()
     async with topic.consumer(prefetch=PREFETCH):
-        for _ in range(TIMES):
-            await topic.send(200)
-            await until(lambda: len(topic.handled) > topic.sent - 190)
-            await loop.run_in_executor(None, kafka.kill)
-            await asyncio.sleep(0.5)
-            await loop.run_in_executor(None, kafka.start)
-            await topic.send(100)
-            await until(lambda: topic.complete, 90)
-    assert topic.twice <= TIMES * 2 * PREFETCH
+        await topic.send(200)
+        await until(lambda: len(topic.handled) > topic.sent - 190)
+        await loop.run_in_executor(None, kafka.kill)
+        await asyncio.sleep(0.5)
+        await loop.run_in_executor(None, kafka.start)
+        await topic.send(100)
+        await until(lambda: topic.complete, 90)
+    assert topic.twice <= 2 * PREFETCH
     assert await topic.committed() == await topic.ends()
 
 
+@repeated
 async def test_a_consumer_that_is_killed_loses_nothing(kafka, tmp_path):
     topic = await make_topic(kafka, 2)
     path = tmp_path / "handled"
@@ -81,15 +81,14 @@ async def test_a_consumer_that_is_killed_loses_nothing(kafka, tmp_path):
     def handled():
         return path.read_bytes().split() if path.exists() else []
 
-    for _ in range(TIMES):
-        await topic.send(400, keys=40)
-        before = len(set(handled()))
-        process = begin()
-        try:
-            await until(lambda: len(set(handled())) > before + 50, 60)  # noqa: B023 - called in this turn
-        finally:
-            process.kill()
-            process.wait()
+    await topic.send(400, keys=40)
+    before = len(set(handled()))
+    process = begin()
+    try:
+        await until(lambda: len(set(handled())) > before + 50, 60)
+    finally:
+        process.kill()
+        process.wait()
     process = begin()
     try:
         await until(lambda: len(set(handled())) == topic.sent, 60)
@@ -97,7 +96,7 @@ async def test_a_consumer_that_is_killed_loses_nothing(kafka, tmp_path):
         process.terminate()
         process.wait()
     repeated = Counter(handled()).total() - topic.sent
-    assert repeated <= TIMES * (PREFETCH + 200)  # what was in handlers, and what 100 ms had not committed
+    assert repeated <= (PREFETCH + 200)  # what was in handlers, and what 100 ms had not committed
 
 
 async def test_a_static_member_comes_back_without_a_rebalance(kafka, logs):
@@ -115,6 +114,7 @@ async def test_a_static_member_comes_back_without_a_rebalance(kafka, logs):
     assert len(again) == len(revoked)
 
 
+@repeated
 async def test_from_kafka_through_a_disk_into_postgresql_with_everything_killed(kafka, postgres, tmp_path):
     topic = await make_topic(kafka, 2)
     table = topic.name.replace("-", "_")
@@ -142,22 +142,21 @@ async def test_from_kafka_through_a_disk_into_postgresql_with_everything_killed(
 
     process = begin()
     try:
-        for _ in range(TIMES):
-            await topic.send(300)
-            await arrived(topic.sent - 290)
-            process.kill()
-            process.wait()
-            process = begin()
-            await topic.send(100)
-            await arrived(topic.sent - 90)
-            await loop.run_in_executor(None, postgres.kill)
-            await topic.send(100)
-            await loop.run_in_executor(None, postgres.start)
-            await arrived(topic.sent - 50)
-            await loop.run_in_executor(None, kafka.kill)
-            await loop.run_in_executor(None, kafka.start)
-            await topic.send(100)
-            await arrived(topic.sent)
+        await topic.send(300)
+        await arrived(topic.sent - 290)
+        process.kill()
+        process.wait()
+        process = begin()
+        await topic.send(100)
+        await arrived(topic.sent - 90)
+        await loop.run_in_executor(None, postgres.kill)
+        await topic.send(100)
+        await loop.run_in_executor(None, postgres.start)
+        await arrived(topic.sent - 50)
+        await loop.run_in_executor(None, kafka.kill)
+        await loop.run_in_executor(None, kafka.start)
+        await topic.send(100)
+        await arrived(topic.sent)
         process.terminate()
         await loop.run_in_executor(None, process.wait)
     finally:

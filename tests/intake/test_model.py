@@ -132,12 +132,14 @@ class Program:
         assert done == set(range(self.published))
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_programs_keep_the_promises(kind, seed):
     run_virtual(lambda: Program(kind, seed).run(), seed=seed, timeout=24 * 3600.0)
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(SEEDS // 2))
 def test_keys_keep_their_order_while_one_consumer_lives(kind, seed):

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from intake_handlers import repeated
 from intake_rigs import RIGS
 
 import batchqueue_async as bq
 from batchqueue_async.testing import FaultProxy
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(300)]
-TIMES = int(os.environ.get("BATCHQUEUE_INTAKE_REPEATS", "1"))
 COUNT = 400
 
 
@@ -134,6 +133,7 @@ async def test_a_failure_comes_again_and_ends_in_the_dead_letters(rig):
     assert await rig.unsettled() == 0
 
 
+@repeated
 async def test_a_stop_under_load_repeats_nothing(rig):
     handled = Handled()
     await rig.publish(bodies(COUNT))
@@ -147,72 +147,72 @@ async def test_a_stop_under_load_repeats_nothing(rig):
     assert await rig.unsettled() == 0
 
 
+@repeated
 @pytest.mark.parametrize("fault", ["reset", "half_open", "mute", "restart"])
 async def test_what_breaks_the_line_loses_nothing(line, fault):
-    for _ in range(TIMES):
-        handled = Handled()
-        await line.publish(bodies(COUNT))
-        async with FaultProxy(line.server.address) as proxy:
-            address = proxy.address
-            async with line.consumer(handled, address=address, workers=8, prefetch=40) as consumer:
-                await handled.reach(COUNT // 4)
-                if fault == "restart":
-                    await asyncio.to_thread(line.server.kill)
-                    await asyncio.to_thread(line.server.start)
-                elif fault == "reset":
-                    await proxy.cut()
-                else:
-                    await proxy.switch(fault)
-                    await asyncio.sleep(3.0)
-                    await proxy.switch("pass")
-                await handled.reach(COUNT)
-                await settled(line)
-                stats = consumer.stats()
-                assert adds_up(stats)
-                assert stats.reconnects >= 1
-        repeated = len(handled.bodies) - COUNT
-        assert repeated >= 0
-        # A broker that is killed has not written the newest acks.
-        if fault != "restart" or line.name == "redis":
-            # What was with a handler, or handled and not yet acknowledged, when the line broke; nothing that was acked.
-            assert repeated <= 40 * (1 + stats.reconnects)
-        assert await line.unsettled() == 0
-
-
-async def test_a_killed_consumer_loses_nothing(line, tmp_path):
-    for run in range(TIMES):
-        await line.publish(bodies(COUNT))
-        path = tmp_path / f"handled-{run}"
-        consumer = line.consumer(Handled())
-        if line.name == "nats":
-            options = {"url": consumer.servers.urls[0], "source": consumer.subject, "stream": line.stream}
-            options |= {"durable": line.durable, "ack_wait": 3.0, "dead_letters": f"{line.dead}.x"}
-        elif line.name == "rabbitmq":
-            options = {
-                "url": f"amqp://{line.server.address}/",
-                "source": line.queue,
-                "dead_letters": f"{line.queue}.dead",
-            }
-        else:
-            options = {"url": consumer.server.url, "source": line.stream, "group": line.group, "claim_after": 2.0}
-            options |= {"dead_letters": "dead"}
-        program = [sys.executable, str(Path(__file__).parents[1] / "support" / "killed_consumer.py"), line.name]
-        process = subprocess.Popen([*program, json.dumps(options), str(path)])
-        try:
-            async with asyncio.timeout(60):
-                while not path.exists() or path.read_bytes().count(b"\n") < COUNT // 4:
-                    await asyncio.sleep(0.02)
-                    assert process.poll() is None
-        finally:
-            process.kill()
-            process.wait()
-        first = path.read_bytes().split()
-        handled = Handled(delay=0.001)
-        async with line.consumer(handled, workers=8, prefetch=100):
-            async with asyncio.timeout(60):
-                while len({*first, *handled.bodies}) < COUNT:
-                    await asyncio.sleep(0.05)
+    handled = Handled()
+    await line.publish(bodies(COUNT))
+    async with FaultProxy(line.server.address) as proxy:
+        address = proxy.address
+        async with line.consumer(handled, address=address, workers=8, prefetch=40) as consumer:
+            await handled.reach(COUNT // 4)
+            if fault == "restart":
+                await asyncio.to_thread(line.server.kill)
+                await asyncio.to_thread(line.server.start)
+            elif fault == "reset":
+                await proxy.cut()
+            else:
+                await proxy.switch(fault)
+                await asyncio.sleep(3.0)
+                await proxy.switch("pass")
+            await handled.reach(COUNT)
             await settled(line)
-        assert {*first, *handled.bodies} == set(bodies(COUNT))
-        # At most what it held: 100.
-        assert len(first) + len(handled.bodies) - COUNT <= 100
+            stats = consumer.stats()
+            assert adds_up(stats)
+            assert stats.reconnects >= 1
+    repeated = len(handled.bodies) - COUNT
+    assert repeated >= 0
+    # A broker that is killed has not written the newest acks.
+    if fault != "restart" or line.name == "redis":
+        # What was with a handler, or handled and not yet acknowledged, when the line broke; nothing that was acked.
+        assert repeated <= 40 * (1 + stats.reconnects)
+    assert await line.unsettled() == 0
+
+
+@repeated
+async def test_a_killed_consumer_loses_nothing(line, tmp_path):
+    await line.publish(bodies(COUNT))
+    path = tmp_path / "handled"
+    consumer = line.consumer(Handled())
+    if line.name == "nats":
+        options = {"url": consumer.servers.urls[0], "source": consumer.subject, "stream": line.stream}
+        options |= {"durable": line.durable, "ack_wait": 3.0, "dead_letters": f"{line.dead}.x"}
+    elif line.name == "rabbitmq":
+        options = {
+            "url": f"amqp://{line.server.address}/",
+            "source": line.queue,
+            "dead_letters": f"{line.queue}.dead",
+        }
+    else:
+        options = {"url": consumer.server.url, "source": line.stream, "group": line.group, "claim_after": 2.0}
+        options |= {"dead_letters": "dead"}
+    program = [sys.executable, str(Path(__file__).parents[1] / "support" / "killed_consumer.py"), line.name]
+    process = subprocess.Popen([*program, json.dumps(options), str(path)])
+    try:
+        async with asyncio.timeout(60):
+            while not path.exists() or path.read_bytes().count(b"\n") < COUNT // 4:
+                await asyncio.sleep(0.02)
+                assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    first = path.read_bytes().split()
+    handled = Handled(delay=0.001)
+    async with line.consumer(handled, workers=8, prefetch=100):
+        async with asyncio.timeout(60):
+            while len({*first, *handled.bodies}) < COUNT:
+                await asyncio.sleep(0.05)
+        await settled(line)
+    assert {*first, *handled.bodies} == set(bodies(COUNT))
+    # At most what it held: 100.
+    assert len(first) + len(handled.bodies) - COUNT <= 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
 VERSION = "4.3.1"
 
+LOGIN = (
+    "org.apache.kafka.common.security.plain.PlainLoginModule required "
+    'username="admin" password="admin-secret" user_tester="right-password";'
+)
+
 LOG4J = """<?xml version="1.0"?>
 <Configuration status="ERROR">
   <Appenders><Console name="out"><PatternLayout pattern="%d %p %c %m%n"/></Console></Appenders>
@@ -23,7 +29,10 @@ LOG4J = """<?xml version="1.0"?>
 
 
 class Kafka(base.Server):
-    """A broker for PLAINTEXT at `address` and SASL/PLAIN at `sasl_address`; topics are made on demand, 3 partitions."""
+    """A broker for PLAINTEXT at `address`, SASL/PLAIN at `sasl_address`, and over TLS at `tls_address`.
+
+    Topics are made on demand, with 3 partitions.
+    """
 
     name = "kafka"
     start_timeout = 90.0
@@ -31,6 +40,7 @@ class Kafka(base.Server):
     def __init__(self) -> None:
         super().__init__()
         self.sasl_port = base.free_port()
+        self.tls_port = base.free_port()
         self.proxied_port = base.free_port()
         self.controller_port = base.free_port()
         self.proxy_port = base.free_port()
@@ -42,6 +52,15 @@ class Kafka(base.Server):
         return f"{base.HOST}:{self.sasl_port}"
 
     @property
+    def tls_address(self) -> str:
+        return f"{base.HOST}:{self.tls_port}"
+
+    @property
+    def certificate(self) -> Path:
+        """What `tls_address` shows, which nobody trusts by itself."""
+        return self.directory / "cert.pem"
+
+    @property
     def proxied_address(self) -> str:
         """A listener that says of itself to be at `proxy_port`, where a proxy is to stand before it."""
         return f"{base.HOST}:{self.proxied_port}"
@@ -49,14 +68,23 @@ class Kafka(base.Server):
     def prepare(self) -> None:
         self.java = java()
         self.jars = jars("org.apache.kafka", "kafka_2.13", VERSION, name="kafka")
+        self._make_certificate()
         self.write_configuration()
         (self.directory / "log4j2.xml").write_text(LOG4J)
         config = str(self.directory / "server.properties")
         self.run(*self._java(), "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", config)
 
+    def _make_certificate(self) -> None:
+        key = self.directory / "key.pem"
+        names = f"subjectAltName=IP:{base.HOST},DNS:localhost"
+        options = f"-x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext {names} -keyout {key}"
+        command = ["openssl", "req", *options.split(), "-out", str(self.certificate)]
+        subprocess.run(command, check=True, capture_output=True)
+        (self.directory / "keystore.pem").write_bytes(key.read_bytes() + self.certificate.read_bytes())
+
     def write_configuration(self) -> None:
         """Write server.properties."""
-        listeners = {"PLAINTEXT": self.port, "SASL": self.sasl_port, "PROXIED": self.proxied_port}
+        listeners = {"PLAINTEXT": self.port, "SASL": self.sasl_port, "TLS": self.tls_port, "PROXIED": self.proxied_port}
         settings = {
             "process.roles": "broker,controller",
             "node.id": 1,
@@ -65,14 +93,15 @@ class Kafka(base.Server):
             "listeners": _listeners(listeners | {"CONTROLLER": self.controller_port}),
             "advertised.listeners": _listeners(listeners | {"PROXIED": self.proxy_port}),
             "listener.security.protocol.map": (
-                "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,SASL:SASL_PLAINTEXT"
+                "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SASL_SSL"
             ),
             "inter.broker.listener.name": "PLAINTEXT",
             "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": (
-                "org.apache.kafka.common.security.plain.PlainLoginModule required "
-                'username="admin" password="admin-secret" user_tester="right-password";'
-            ),
+            "listener.name.sasl.plain.sasl.jaas.config": LOGIN,
+            "listener.name.tls.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.tls.plain.sasl.jaas.config": LOGIN,
+            "listener.name.tls.ssl.keystore.type": "PEM",
+            "listener.name.tls.ssl.keystore.location": self.directory / "keystore.pem",
             "log.dirs": self.directory / "data",
             "num.partitions": 3,
             "auto.create.topics.enable": "true",
@@ -102,7 +131,7 @@ class Kafka(base.Server):
         return [*self._java(), "kafka.Kafka", str(self.directory / "server.properties")]
 
     def ready(self) -> bool:
-        return all(map(base.can_connect, (self.port, self.sasl_port, self.proxied_port)))
+        return all(map(base.can_connect, (self.port, self.sasl_port, self.tls_port, self.proxied_port)))
 
     def _java(self) -> list[str]:
         options = ["-Xmx384m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]

@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+
+import pytest
+
+REPEATS = int(os.environ.get("BATCHQUEUE_INTAKE_REPEATS", "1"))
+
+
+def repeated(test):
+    """A scenario of `make chaos-intake`, which runs it many times: each is a test of its own, with its own time."""
+    if REPEATS > 1:
+        test = pytest.mark.parametrize("repetition", range(1, REPEATS + 1))(pytest.mark.usefixtures("repetition")(test))
+    return pytest.mark.repeated(test)
 
 
 def adds_up(stats):
