@@ -164,7 +164,7 @@ chaos-intake: $(STAMP) ## consumers of brokers through outages and kills, CHAOS=
 .PHONY: bench-intake
 bench-intake: $(BENCH_STAMP) ## consumers compared with their bare clients and FastStream, against real brokers; JSON in bench-results/
 	$(BIN)/python -m tests.benchmarks.intake --out bench-results/intake.json $(BENCH)
-	$(BIN)/python -m tests.benchmarks.intake.kafka --out bench-results/intake-kafka.json $(KAFKA_BENCH)
+	$(BIN)/python -m tests.benchmarks.intake.kafka --out bench-results/intake-kafka.json $(BENCH)
 
 KILLS ?= 1000
 

@@ -19,6 +19,7 @@ from batchqueue_async.errors import AuthError, ConfigError, ForkedError, QueueCl
 from batchqueue_async.export.control.backoff import Backoff
 from batchqueue_async.export.control.concurrency import Scaler
 from batchqueue_async.intake.calls import Decoder, SingleCall, make_call
+from batchqueue_async.intake.cancelling import asked_for
 from batchqueue_async.intake.config import MOST_WORKERS, IntakeConfig
 from batchqueue_async.intake.pacing import Pacer
 from batchqueue_async.intake.pool import WorkerPool
@@ -77,6 +78,7 @@ class Consumer:
         self._session: Session | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[IntakeReport] | None = None
+        self._unused: asyncio.Task[None] | None = None
         self._closed: asyncio.Future[None]
         self._started: asyncio.Future[None]
         self._room_bell: asyncio.Future[None] | None = None
@@ -291,6 +293,10 @@ class Consumer:
         while self._goes_on():
             began = self._loop.time()
             session = await self._connect()
+            if session is not None and not self._goes_on():
+                # A stop came while it was made: nobody handles any more what it would take.
+                self._unused = self._loop.create_task(self._end(session), name=f"intake-{self.name}-unused")
+                return
             delay = 0.0
             if session is not None:
                 before = self._counts.settled
@@ -338,7 +344,9 @@ class Consumer:
             # It was right once: the broker may be put in order again, so this is said and tried again.
             self._say("intake_refused", error)
             return None
-        except Exception as error:  # noqa: BLE001 - a client raises anything; it is an outage, and is tried again
+        except (Exception, asyncio.CancelledError) as error:  # a client raises anything: an outage, and tried again
+            if isinstance(error, asyncio.CancelledError) and asked_for():
+                raise
             self._say("intake_not_connected", error)
             self._begun()
             return None
@@ -367,7 +375,9 @@ class Consumer:
         self._begun()
         try:
             await self._read(session)
-        except Exception as error:  # noqa: BLE001 - however it ended, it is over, and another one is made
+        except (Exception, asyncio.CancelledError) as error:  # however it ended, it is over, and another one is made
+            if isinstance(error, asyncio.CancelledError) and asked_for():
+                raise
             self._say("intake_disconnected", error)
         finally:
             # While a stop is under way the session is still needed: it settles what was handled.
@@ -417,9 +427,13 @@ class Consumer:
     # -- what users call ---------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Start nothing more, and take nothing more, until `resume`; what is with a handler goes on."""
+        """Start nothing more, and take nothing more, until `resume`; what is with a handler goes on.
+
+        A stop that is under way is not paused: it handles what was taken.
+        """
         self._check("pause")
-        self._pool.gate.close(USER)
+        if self._phase != "draining":
+            self._pool.gate.close(USER)
 
     def resume(self) -> None:
         """Go on after `pause`."""
@@ -580,6 +594,8 @@ class Consumer:
             if supervisor is not None and not supervisor.done():
                 supervisor.cancel()
                 await asyncio.wait((supervisor,), timeout=_GRACE)
+            if self._unused is not None:
+                await asyncio.wait((self._unused,))
             await settlement.close()
         finally:
             progress.cancel()

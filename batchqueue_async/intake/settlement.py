@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import PermanentError
+from batchqueue_async.intake.cancelling import asked_for
 from batchqueue_async.intake.ports import DeadLetter, Outcomes, Retry
 
 if TYPE_CHECKING:
@@ -134,13 +135,12 @@ class Settlement:
         try:
             if session is not None and (acked or released or given_up or kept):
                 await session.settle(Outcomes([*acked, *given_up] if given_up else acked, released, kept))
-        except asyncio.CancelledError:
+        except (Exception, asyncio.CancelledError) as error:  # a client raises anything; the workers go on
             self._account([], [], [], [*stale, *acked, *released, *given_up])
-            raise
-        except Exception as error:  # noqa: BLE001 - a client raises anything; the workers go on
+            if isinstance(error, asyncio.CancelledError) and asked_for():
+                raise
             self._counts.settle_errors += 1
             log.warning("settling_failed", consumer=self._name, count=len(acked), **log.describe(error))
-            self._account([], [], [], [*stale, *acked, *released, *given_up])
             if session is not None and not isinstance(error, PermanentError):
                 await session.end()
             return
@@ -227,7 +227,9 @@ class Settlement:
         while not delivery.epoch.over and (session := self._session) is not None:
             try:
                 await session.forward(delivery, outcome)
-            except Exception as error:  # noqa: BLE001 - a client raises anything, and the message is kept
+            except (Exception, asyncio.CancelledError) as error:  # a client raises anything, and the message is kept
+                if isinstance(error, asyncio.CancelledError) and asked_for():
+                    raise
                 tries += 1
                 self._counts.forward_errors += 1
                 self._gate.close(UNREACHABLE)

@@ -171,7 +171,8 @@ class IntakeReport:
 
     Attributes:
         acked, retried, dead_lettered, released, stale: as in `IntakeStats`, over its whole life.
-        abandoned: handler calls that did not end when they were cancelled; their messages count as released.
+        abandoned: handler calls that did not end when they were cancelled; their messages have no outcome here, and are
+            the broker's again with the end of the connection.
         elapsed: seconds that the stop took.
     """
 

@@ -9,6 +9,9 @@ import pytest
 
 import batchqueue_async as bq
 from batchqueue_async import intake
+from batchqueue_async.export.control.concurrency import Scaler
+from batchqueue_async.intake.pacing import Pacer
+from batchqueue_async.intake.portions import GUESS, Portion
 from batchqueue_async.testing import FakeBroker, settle
 
 KINDS = ("amqp", "kafka", "nats", "redis")
@@ -473,3 +476,143 @@ async def test_in_22_the_default_is_at_least_once(kind):
         gate.set()
         await broker.drained()
     assert began == [b"1", b"1"]
+
+
+class Between:
+    """A lane to a broker in memory that can be slow to connect, and whose client cancels its own futures once."""
+
+    def __init__(self, broker, plan, *, slow=0.0, cancels=()):
+        self.inner = broker.lane(plan)
+        self.retries, self.counts_held = self.inner.retries, self.inner.counts_held
+        self.slow = slow
+        self.cancels = set(cancels)
+
+    async def cancel(self, call):
+        if call in self.cancels:
+            self.cancels.remove(call)
+            lost = asyncio.get_running_loop().create_future()
+            lost.cancel()
+            await lost
+
+    async def connect(self):
+        await self.cancel("connect")
+        await asyncio.sleep(self.slow)
+        return BetweenSession(self, await self.inner.connect())
+
+
+class BetweenSession:
+    def __init__(self, lane, inner):
+        self.lane, self.inner = lane, inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    async def take(self, room):
+        await self.lane.cancel("take")
+        return await self.inner.take(room)
+
+    async def settle(self, outcomes):
+        await self.lane.cancel("settle")
+        await self.inner.settle(outcomes)
+
+    async def forward(self, delivery, outcome):
+        await self.lane.cancel("forward")
+        await self.inner.forward(delivery, outcome)
+
+
+async def test_in_61_a_stop_amid_connecting_takes_nothing():
+    broker = FakeBroker()
+
+    async def stubborn(message):
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(5)
+                raise
+
+    lanes = []
+
+    def make(plan):
+        lanes.append(Between(broker, plan))
+        return lanes[-1]
+
+    consumer = broker.consumer(stubborn, workers=1)
+    consumer.use_lane(make)
+    broker.publish(b"1")
+    async with consumer:
+        await asyncio.sleep(1)
+        lanes[0].slow = 0.5
+        broker.reset()
+        broker.publish(*bodies(5))
+        await asyncio.sleep(0.2)
+        assert consumer.stats().state == "connecting"
+        await consumer.shutdown(0)  # which waits a second for the handler, and meanwhile the connection is there
+    assert broker.connections == 2
+    assert len(broker.events("delivered")) == 1
+    stats = consumer.stats()
+    assert (stats.received, stats.buffered) == (1, 0)
+    assert adds_up(stats)
+    assert broker.depth == 6
+    assert broker._sessions == []  # and it was closed
+    await asyncio.sleep(10)
+
+
+@pytest.mark.parametrize("call", ["connect", "take", "settle", "forward"])
+async def test_in_62_a_client_that_cancels_its_own_futures_ends_no_task_of_ours(call, logs):
+    broker = FakeBroker()
+    calls = Calls()
+
+    async def handle(message):
+        await calls(message)
+        if message.body == b"3":
+            raise bq.PermanentError("no")
+
+    consumer = broker.consumer(handle, workers=2)
+    consumer.use_lane(lambda plan: Between(broker, plan, cancels={call}))
+    async with consumer:
+        broker.publish(*bodies(10))
+        await broker.drained()
+        assert consumer.healthy()
+        assert adds_up(consumer.stats())
+    assert set(calls.done) == set(bodies(10))
+    assert [letter.body for letter in broker.dead_letters] == [b"3"]
+    assert broker.violations == []
+    # It is told like any other failure of the line.
+    told = {"intake_not_connected", "intake_disconnected", "settling_failed", "dead_letter_not_published"}
+    assert [each for each in logs if each["event"] in told]
+
+
+async def test_in_63_a_pause_does_not_hold_up_a_stop():
+    broker, calls = FakeBroker(), Calls(delay=1.0)
+    broker.publish(*bodies(8))
+    async with broker.consumer(calls, workers=2, prefetch=8) as consumer:
+        await asyncio.sleep(0.5)
+        stop = asyncio.create_task(consumer.shutdown())
+        await asyncio.sleep(0)
+        consumer.pause()
+        report = await stop
+    assert (report.acked, report.released) == (8, 0)
+    assert report.elapsed < 5.0
+
+
+def test_in_64_thousands_of_calls_a_second_hide_no_slowdown():
+    scaler = Scaler(bq.AdaptivePolicy(max_workers=16, interval=1.0), 16)
+    pacer, now = Pacer(scaler, interval=1.0), 0.0
+    for call in range(13_000):
+        now += 0.001
+        pacer.ended(0.01 if call < 10_000 else 0.05, now, busy=True)
+    # A scaler that sees each call forgets within a tenth of a second, takes workers away once, and adds them again.
+    assert pacer.workers <= 4
+
+
+@pytest.mark.parametrize("size", [1, 1_000, 100_000])
+def test_in_65_what_is_asked_for_fits_into_the_bound_by_bytes(size):
+    portion, room = Portion(), 1 << 20
+    for turn in range(10):
+        asked = portion.most(500, room)
+        assert asked == 1 or asked * (GUESS if turn == 0 else size) <= room  # the first time, nobody knows
+        portion.took(asked, asked * size)
+    assert portion.most(500, room) == max(1, min(500, room // size))
+    portion.took(1, 4 * size)  # the next ones are larger
+    assert portion.most(500, room) == max(1, min(500, room // (4 * size)))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import AuthError, RetryableError
+from batchqueue_async.intake.cancelling import asked_for
 from batchqueue_async.intake.kafka.records import KafkaMessage, KafkaRun, by_key, size_of
 from batchqueue_async.intake.kafka.stalls import Sight, StallWatch
 from batchqueue_async.intake.ports import DeadLetter, SessionLostError
@@ -343,7 +344,9 @@ class KafkaSession:
     async def _commit_these(self, points: dict[Place, int], parts: Mapping[Place, Progress]) -> bool:
         try:
             await self.consumer.commit({client.partition_of(*place): point for place, point in points.items()})
-        except Exception as error:  # noqa: BLE001 - a commit that fails is counted, and the work goes on
+        except (Exception, asyncio.CancelledError) as error:  # a commit that fails is counted, and the work goes on
+            if isinstance(error, asyncio.CancelledError) and asked_for():
+                raise
             self._counts.settle_errors += 1
             log.warning(
                 "commit_failed", consumer=self._plan.name, error_type=type(error).__name__, partitions=len(points)

@@ -211,19 +211,24 @@ def main() -> None:
     """Start a broker unless one is given, and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap", help="a broker, host:port; one is started without")
-    parser.add_argument("--count", type=int, default=300_000, help="records (%(default)s)")
-    parser.add_argument("--runs", type=int, default=2, help="the best of so many counts (%(default)s)")
+    parser.add_argument(
+        "--broker", action="append", help="do nothing where this is given, and names other brokers alone"
+    )
+    parser.add_argument("--messages", type=int, default=300_000, help="records (%(default)s)")
+    parser.add_argument("--turns", type=int, default=2, help="the best of so many counts (%(default)s)")
     parser.add_argument("--out", type=Path, help="where to write the result as JSON")
     arguments = parser.parse_args()
+    if arguments.broker and "kafka" not in arguments.broker:
+        return
     if arguments.bootstrap:
-        result = asyncio.run(run(arguments.bootstrap, arguments.count, arguments.runs))
+        result = asyncio.run(run(arguments.bootstrap, arguments.messages, arguments.turns))
     else:
         from tests.servers import base
         from tests.servers.kafka import Kafka
 
         server = base.provide("Kafka", Kafka)
         try:
-            result = asyncio.run(run(server.address, arguments.count, arguments.runs))
+            result = asyncio.run(run(server.address, arguments.messages, arguments.turns))
         finally:
             server.dispose()
     if arguments.out:

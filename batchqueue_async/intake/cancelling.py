@@ -1,0 +1,26 @@
+"""Cancellations that somebody asked for, told from those that come out of a client whose own futures were cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+def asked_for() -> bool:
+    """Whether somebody has cancelled the task that runs.
+
+    Clients cancel their own futures when a connection goes, and whoever waits for one gets a `CancelledError`. In a
+    task that nobody has cancelled it is an error like any other: to pass it on would end the task without a word.
+
+    Example:
+        >>> async def main() -> bool:
+        ...     lost = asyncio.get_running_loop().create_future()
+        ...     lost.cancel()
+        ...     try:
+        ...         await lost
+        ...     except asyncio.CancelledError:
+        ...         return asked_for()
+        >>> asyncio.run(main())
+        False
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
