@@ -29,7 +29,7 @@ class Portion:
         self._known = False
 
     def took(self, count: int, size: int) -> None:
-        """So many messages have come, with so many bytes."""
+        """A number of messages have come, of this size together."""
         if count:
             average = size / count
             self._average = max(average, (self._average * 3 + average) / 4) if self._known else average
