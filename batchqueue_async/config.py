@@ -183,8 +183,8 @@ class HandlerRetry:
     max_attempts: int = 5
 
     def __post_init__(self) -> None:
-        settle(self, _HANDLER_RETRY_RULES)
-        check = Checkup("HandlerRetry", self, _HANDLER_RETRY_RULES)
+        settle(self, HANDLER_RETRY_RULES)
+        check = Checkup("HandlerRetry", self, HANDLER_RETRY_RULES)
         if check.sound("initial", "max_delay") and self.max_delay < self.initial:
             check.fault("max_delay", f"is below initial={self.initial}", "raise max_delay", besides=("initial",))
         check.finish()
@@ -198,7 +198,7 @@ class HandlerRetry:
 
 
 _MOST_ATTEMPTS = 1_000
-_HANDLER_RETRY_RULES: dict[str, Rule] = {
+HANDLER_RETRY_RULES: dict[str, Rule] = {
     "initial": Seconds(),
     "multiplier": Real(least=1.0, above=False),
     "max_delay": Seconds(),
@@ -288,7 +288,7 @@ class QueueConfig(Generic[T]):
     _settled: _Settled | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        settle(self, _RULES)
+        settle(self, QUEUE_RULES)
         settled = _settle_overflow(self.strategy, self.overflow, self._settled)
         object.__setattr__(self, "strategy", settled.strategy)
         object.__setattr__(self, "overflow", settled.overflow)
@@ -361,10 +361,10 @@ class HandlerOptions:
     timeout: OptionalDuration = default(None)
 
     def __post_init__(self) -> None:
-        settle(self, _HANDLER_OPTION_RULES)
+        settle(self, HANDLER_OPTION_RULES)
 
 
-_HANDLER_OPTION_RULES: dict[str, Rule] = {
+HANDLER_OPTION_RULES: dict[str, Rule] = {
     "weight": Real(most=MOST_PARTITIONS),
     "max_batch": Whole(optional=True),
     "linger": Seconds(above=False, optional=True),
@@ -374,7 +374,7 @@ _HANDLER_OPTION_RULES: dict[str, Rule] = {
 
 def check_handler(subject: str, handler: object, options: HandlerOptions, *, most: int) -> None:
     """Raise `ConfigError`, beginning with `subject`, for everything that is wrong with a handler and its options."""
-    check = Checkup(subject, options, _HANDLER_OPTION_RULES)
+    check = Checkup(subject, options, HANDLER_OPTION_RULES)
     if check.sound("max_batch") and options.max_batch is not None and options.max_batch > most:
         check.fault("max_batch", f"is above the queue's max_batch={most}", "raise the queue's max_batch")
     refuse([*faults_of(subject, "handler", handler, HandlerRule()), *check.faults])
@@ -404,7 +404,7 @@ def _retry_example(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Policy(Kind):
+class PolicyRule(Kind):
     """A policy; in a file it is written as the call that makes it."""
 
     makers: Mapping[str, Callable[..., Any]]
@@ -415,7 +415,7 @@ class _Policy(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Nested(Kind):
+class NestedRule(Kind):
     """An object with fields of its own; in a file it is a mapping.
 
     Attributes:
@@ -494,7 +494,7 @@ class _Text(Rule):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Selector(Function):
+class SelectorRule(Function):
     """A selector; in a file it is one of two words."""
 
     def read(self, value: Any, layer: Layer) -> Any:  # noqa: ARG002 - a rule's signature
@@ -597,26 +597,26 @@ def _are_texts(values: Collection[object]) -> bool:
     return all(isinstance(each, str) and each and each.isprintable() for each in values)
 
 
-_WORKERS = _Policy(
+WORKERS_RULE = PolicyRule(
     wanted=WorkerPolicy,
     example=_worker_example,
     makers={kind: getattr(WorkerPolicy, kind) for kind in ("fixed", "cpu_cores", "cpu_cores_with_base", "io_bound")},
 )
-_RULES: dict[str, Rule] = {
-    "workers": replace(_WORKERS, optional=True),
-    "scheduler": _Nested(
+QUEUE_RULES: dict[str, Rule] = {
+    "workers": replace(WORKERS_RULE, optional=True),
+    "scheduler": NestedRule(
         wanted=SharedScheduler,
         example=_scheduler_example,
-        rules={"name": _Text(), "policy": _WORKERS},
+        rules={"name": _Text(), "policy": WORKERS_RULE},
         needed=("name", "policy"),
         optional=True,
     ),
-    "partitions": _Policy(
+    "partitions": PolicyRule(
         wanted=PartitionPolicy,
         example=_partition_example,
         makers={kind: getattr(PartitionPolicy, kind) for kind in ("fixed", "worker_multiply", "adaptive")},
     ),
-    "selector": _Selector(parameters=("item", "partition_count"), optional=True),
+    "selector": SelectorRule(parameters=("item", "partition_count"), optional=True),
     "buffer_size": Whole(),
     "strategy": _Strategy(),
     "block_timeout": Seconds(optional=True),
@@ -636,9 +636,11 @@ _RULES: dict[str, Rule] = {
     "size_of": _SizeOf(parameters=("item",), may_be_class=True, optional=True),
     "feeds": _Names(),
     "log_errors": Choice(words=("redacted", "full")),
-    "retry": _Nested(wanted=HandlerRetry, example=_retry_example, rules=_HANDLER_RETRY_RULES),
+    "retry": NestedRule(wanted=HandlerRetry, example=_retry_example, rules=HANDLER_RETRY_RULES),
 }
-_FIELDS = tuple(_RULES)
+_FIELDS = tuple(QUEUE_RULES)
+CHANGEABLE = ("max_batch", "linger", "handler_timeout", "retry", "drain_timeout")
+"""The fields that can change while a queue runs."""
 
 
 def _faults(
@@ -656,7 +658,7 @@ def _faults(
     check = Checkup(
         subject,
         config,
-        _RULES,
+        QUEUE_RULES,
         origins={field: setting.origin for field, setting in settings.items()},
         shown={field: setting.value for field, setting in settings.items()},
         unreadable=unreadable,
@@ -748,7 +750,7 @@ def _configure(
     unreadable: dict[str, Collection[Problem]] = {}
     faults: list[ConfigFault] = []
     for name, setting in settings.items():
-        if name not in _RULES:
+        if name not in QUEUE_RULES:
             faults.append(
                 ConfigFault(
                     origin=setting.origin,
@@ -763,11 +765,11 @@ def _configure(
             unreadable[name] = [Problem("is code, which no file or variable can hold", way_out, value="")]
         else:
             try:
-                values[name] = _RULES[name].read(setting.value, setting.layer)
+                values[name] = QUEUE_RULES[name].read(setting.value, setting.layer)
             except UnreadableError as error:
                 unreadable[name] = error.problems
     config: QueueConfig[Any] = QueueConfig(**values)
-    meant = [closest(name, _FIELDS) for name in settings if name not in _RULES]
+    meant = [closest(name, _FIELDS) for name in settings if name not in QUEUE_RULES]
     doubtful = [name for name in meant if name is not None]
     faults += _faults(queue, config, settings, unreadable, doubtful=doubtful, whole=whole)
     return config, sorted(faults, key=_place_in(settings))

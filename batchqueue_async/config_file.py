@@ -178,7 +178,7 @@ class _Environment:
             return False
         rest = variable[len(self._prefix) :].upper()
         if variable.startswith(PREFIX) and self._prefix == PREFIX:
-            return not _SERVICE_LINK.fullmatch(rest)
+            return not is_service_link(rest)
         section, separator, _ = rest.partition("__")
         return bool(separator) and closest(section, ["QUEUES"]) is not None
 
@@ -191,6 +191,11 @@ class _Environment:
 
     def _fault(self, variable: str, rule: str, way_out: str, *, unread: bool = True) -> None:
         self._layers.fault(f"environment variable {variable}", rule, way_out, unread=unread)
+
+
+def is_service_link(rest: str) -> bool:
+    """Whether Kubernetes sets a variable by itself, by its name without the prefix."""
+    return _SERVICE_LINK.fullmatch(rest) is not None
 
 
 def _capitals(name: str) -> str:

@@ -92,7 +92,7 @@ def test_every_field_of_a_file(load):
 
 
 def test_no_field_of_a_queue_is_forgotten():
-    assert [*config._RULES, "_settled"] == [field.name for field in fields(bq.QueueConfig)]
+    assert [*config.QUEUE_RULES, "_settled"] == [field.name for field in fields(bq.QueueConfig)]
 
 
 def test_nothing_to_read_gives_no_queue(load):
@@ -647,7 +647,7 @@ def paths_of_faults(make):
     return {fault.path.partition(".")[0] for fault in faults}
 
 
-@given(st.sampled_from(list(config._RULES)), anything)
+@given(st.sampled_from(list(config.QUEUE_RULES)), anything)
 def test_any_value_is_taken_or_is_a_fault_of_its_field(field, value):
     partners = {field, "max_idle"}  # min_idle may be above it
     assert paths_of_faults(lambda: bq.QueueConfig(**{field: value}).validate("q")) <= partners

@@ -101,7 +101,30 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "spark.pipelines": (*_CORE, "sinks", "sinks._shared", "spark", "spark.executors", "spark.writes"),
     # It reads what registers itself, and names the classes of views for types.
     "observe": (*_CORE, "queue", "runtime", "bridge", "durable", "export", "sinks"),
-    "cli": (*_CORE, "durable", "durable.disk", "export", "observe", "sinks", "sinks.sqlite", "spark.pipelines"),
+    "service": (
+        *_CORE,
+        "queue",
+        "runtime",
+        "durable",
+        "export",
+        "sinks",
+        "sinks.http",
+        "intake",
+        "observe",
+        "spark.pipelines",
+    ),
+    "cli": (
+        *_CORE,
+        "runtime",
+        "durable",
+        "durable.disk",
+        "export",
+        "observe",
+        "service",
+        "sinks",
+        "sinks.sqlite",
+        "spark.pipelines",
+    ),
 }
 
 # Single modules that look ahead, each with its reason.

@@ -20,7 +20,7 @@ from batchqueue_async.errors import BatchQueueError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("check", "completion", "disk", "run", "size", "spark", "status", "top", "why")
+COMMANDS = ("check", "completion", "disk", "new", "run", "schema", "size", "spark", "status", "top", "why")
 PROGRAM = "batchqueue"
 COMPLETE = "_BATCHQUEUE_COMPLETE"
 """The variable by which a shell asks for completions; its scripts set it."""

@@ -1,40 +1,31 @@
-"""`batchqueue run`: a pipeline of Spark from its file, until it is stopped, or until it is done.
-
-Exit status: 0 it ended in order, 2 it could not begin, 3 something was not done: a query was given up, a batch job
-failed or was stopped, or a stop took too long.
-"""
+"""`batchqueue run`: a service, or a pipeline of Spark, from its file, until it is stopped or done."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from batchqueue_async.cli.commands import PATH, Argument, command, flag, option, raw, say
-from batchqueue_async.errors import BatchQueueError, ConfigError
+from batchqueue_async.cli import run_service, run_spark
+from batchqueue_async.cli.commands import PATH, Argument, command, flag, option, raw
+from batchqueue_async.errors import ConfigError
+from batchqueue_async.service.reading import is_service_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import click
 
     from batchqueue_async.cli.commands import Arguments, Command
-    from batchqueue_async.spark.pipelines.pipeline import PipelineReport, SparkPipeline
 
-_TEXT = "run a pipeline of Spark from its file"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TEXT = "run a service, or a pipeline of Spark, from its file"
+_SPARK_ALONE = ("explain", "once", "since", "until", "picture", "quiet")
 _EPILOG = """\
 exit status:
-  0  it ended in order: stopped by SIGINT or SIGTERM, or, with --once or --from and --until, done
+  0  it ended in order, and nothing is left
   1  --check found something wrong
-  2  it could not begin: the file is wrong, a package is missing, Spark did not start
-  3  something was not done: a query was given up, a batch job failed or was stopped, a stop took too long;
-     run it again, and it goes on from its checkpoints
+  2  it could not begin: the file is wrong, a package is missing, a port is taken, something refused to open
+  3  something was not done: records are left, on disk or not at all; a query or a batch job of Spark was given up
 
-The first SIGINT or SIGTERM stops the queries in order, within timeouts.stop; the second ends the process at once.
+signals:
+  SIGTERM, SIGINT  drain within service.drain_timeout (timeouts.stop for Spark), and end; a second one ends at once
+  SIGHUP           read the file again: change what can change in place, or refuse the whole file and go on as before
 """
 
 
@@ -42,131 +33,46 @@ def make() -> Command:
     """The command."""
     params = [
         *file_params(),
-        flag("--check", "only look for errors, without starting Spark"),
-        flag("--explain", "start Spark, print the plan of each query, and end"),
-        flag("--once", "take what the sources have now (availableNow), and end"),
-        option("--from", "since", metavar="TIME", text="write what happened from here on, as a batch job"),
-        option("--until", metavar="TIME", text="and before this; 2026-01-31 or 2026-01-31T12:00:00Z"),
-        option("--picture", type=PATH, metavar="FILE", text="write rates, lag and batch times as SVG in the end"),
-        flag("--quiet", "show no table, only how it ended"),
+        flag("--check", "only look for errors, without starting anything"),
+        flag("--print", "print the values that hold, each with where it was set, and end"),
+        *run_spark.params(),
     ]
     return command("run", _run, _TEXT, params, epilog=raw(_EPILOG))
 
 
 def file_params() -> list[click.Parameter]:
-    """The arguments that name a file and what of it is set otherwise."""
+    """The arguments that name a file, the program's code, and what of the file is set otherwise."""
     return [
-        Argument("file", "FILE", "the pipeline, in YAML", type=PATH),
-        option("--set", multiple=True, metavar="NAME=VALUE", text="set a value: --set spark.master=local[4]"),
+        Argument("file", "FILE", "the service or pipeline, in YAML", type=PATH),
+        option("--app", metavar="MODULE:NAME", text="the App with the handlers that the file names"),
+        option("--set", multiple=True, metavar="NAME=VALUE", text="set a value: --set exporters.rows.max_bytes=2GiB"),
     ]
 
 
-def load(arguments: Arguments) -> SparkPipeline:
-    """The pipeline that the arguments name.
+def is_service(arguments: Arguments) -> bool:
+    """Whether the file is a service's.
 
     Raises:
-        ConfigError: something is wrong with it, or Spark's packages are missing.
+        ConfigError: it is not, and an option is given that only services have.
     """
-    overrides: dict[str, Any] = {}
-    for text in arguments.set:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise ConfigError(f"--set {text}: is not NAME=VALUE; write --set spark.master=local[4]")
-        overrides[name] = value
-    # Functions are looked for where Python looks for a program's modules: next to the file, and where it is run.
-    sys.path[:0] = [str(arguments.file.resolve().parent), str(Path.cwd())]
-    from batchqueue_async.spark.pipelines.pipeline import SparkPipeline  # noqa: PLC0415 - half a second of imports
-
-    return SparkPipeline.from_file(arguments.file, overrides=overrides)
-
-
-def check(arguments: Arguments) -> int:
-    """Say everything that is wrong with a file, without starting Spark; 1 if anything is."""
-    try:
-        pipeline = load(arguments)
-    except ConfigError as error:
-        for fault in error.faults or (error,):
-            say(str(fault))
-        return 1
-    spec = pipeline.spec
-    say(f"{arguments.file}: {len(spec.sources)} sources, {len(spec.views)} views, {len(spec.outputs)} outputs; fine")
-    return 0
+    found = is_service_file(arguments.file)
+    if not found and arguments.app is not None:
+        raise ConfigError(
+            f"--app: {arguments.file} is a pipeline of Spark, whose functions stand in the file; leave it out"
+        )
+    return found
 
 
 def _run(arguments: Arguments) -> int:
+    if not is_service(arguments):
+        return run_spark.check(arguments) if arguments.check else run_spark.run(arguments)
+    given = [f"--{'from' if each == 'since' else each}" for each in _SPARK_ALONE if getattr(arguments, each)]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: is for pipelines of Spark, and {arguments.file} is a service; leave it out"
+        )
     if arguments.check:
-        return check(arguments)
-    pipeline = load(arguments)
-    since, until = (_moment(name, text) for name, text in (("--from", arguments.since), ("--until", arguments.until)))
-    stop = threading.Event()
-    before = {each: signal.signal(each, _stopper(stop)) for each in _SIGNALS}
-    try:
-        if arguments.explain:
-            say(_explained(pipeline))
-            return 0
-        report = pipeline.run(once=arguments.once, since=since, until=until, stop=stop, watch=_watch(arguments))
-    except TimeoutError as error:
-        raise BatchQueueError(
-            f"pipeline {pipeline.spec.name!r}: {error}; raise timeouts, or look for the cause"
-        ) from error
-    except BatchQueueError:
-        raise
-    except Exception as error:
-        # Spark's own errors have no common base: a view that it can't analyse, a master that is not there.
-        from batchqueue_async.spark.pipelines.supervisor import error_text  # noqa: PLC0415 - it is loaded by now
-
-        raise BatchQueueError(f"pipeline {pipeline.spec.name!r}: {error_text(error)}") from error
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    if arguments.picture is not None:
-        from batchqueue_async.spark.pipelines.picture import draw  # noqa: PLC0415 - as above
-
-        arguments.picture.write_text(draw(pipeline.spec.name, report.samples), encoding="utf-8")
-    _conclude(pipeline, report)
-    return report.code
-
-
-def _explained(pipeline: SparkPipeline) -> str:
-    spark = pipeline.session()
-    try:
-        return pipeline.explain(spark)
-    finally:
-        spark.stop()
-
-
-def _watch(arguments: Arguments) -> Callable[[Any], bool] | None:
-    from batchqueue_async.spark.pipelines.display import Display  # noqa: PLC0415 - after Spark's packages
-
-    return None if arguments.quiet else Display(sys.stdout).watch
-
-
-def _stopper(stop: threading.Event) -> Callable[[int, object], None]:
-    def on_signal(number: int, _frame: object) -> None:
-        if stop.is_set():
-            os._exit(3)  # the second one: what is not in the targets comes again from the checkpoints
-        os.write(2, f"{signal.Signals(number).name}: stopping in order; once more ends at once\n".encode())
-        stop.set()
-
-    return on_signal
-
-
-def _moment(name: str, text: str | None) -> Any:
-    from batchqueue_async.spark.pipelines.fields import parse_moment  # noqa: PLC0415 - after Spark's packages
-
-    if text is None:
-        return None
-    try:
-        return parse_moment(text)
-    except ValueError:
-        raise ConfigError(f"{name} {text}: is not a time; write 2026-01-31 or 2026-01-31T12:00:00Z") from None
-
-
-def _conclude(pipeline: SparkPipeline, report: PipelineReport) -> None:
-    rows = sum(each.rows for each in report.queries)
-    written = f"; written as batch jobs: {', '.join(report.batch)}" if report.batch else ""
-    say(f"{pipeline.spec.name}: {rows:,} rows read in {report.seconds:.0f} s{written}")
-    for name, text in report.failed.items():
-        say(f"{name}: given up: {text}")
-    for name in report.stuck:
-        say(f"did not end in order: {name}")
+        return run_service.check(arguments)
+    if arguments.print:
+        return run_service.show(arguments)
+    return run_service.run(arguments)

@@ -114,8 +114,8 @@ class DurableConfig:
     dead_letter_age: OptionalDuration = default(None)
 
     def __post_init__(self) -> None:
-        settle(self, _RULES)
-        check = Checkup("DurableConfig", self, _RULES)
+        settle(self, DURABLE_RULES)
+        check = Checkup("DurableConfig", self, DURABLE_RULES)
         if check.sound("order", "key") and (self.order == "key") != (self.key is not None):
             rule = f"does not go with order={self.order!r}"
             check.fault("key", rule, "give a function with order='key' alone", besides=("order",))
@@ -170,7 +170,7 @@ def memory_limit() -> int:
     return total
 
 
-_RULES: dict[str, Rule] = {
+DURABLE_RULES: dict[str, Rule] = {
     "durability": Choice(words=get_args(Durability)),
     "sync_interval": Seconds(),
     "stale_flush": Seconds(optional=True),

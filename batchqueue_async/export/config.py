@@ -129,8 +129,8 @@ class ExportConfig:
     on_dead_letter: DeadLetterHandler | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        settle(self, _RULES)
-        check = Checkup("ExportConfig", self, _RULES)
+        settle(self, EXPORT_RULES)
+        check = Checkup("ExportConfig", self, EXPORT_RULES)
         if check.sound("ordering", "key") and (self.ordering == "key") != (self.key is not None):
             rule = f"does not go with ordering={self.ordering!r}"
             check.fault("key", rule, "give a function with 'key' alone", besides=("ordering",))
@@ -193,6 +193,36 @@ class ExportConfig:
         return self.durable.max_bytes or DISK_BYTES
 
 
+CHANGEABLE = (
+    *("batch", "retry", "breaker", "rate", "workers", "sends_per_worker", "max_sends"),
+    *("send_timeout", "auth_pause", "drain_timeout"),
+)
+"""The fields that can change while an exporter runs."""
+
+
+def frozen_differences(name: str, now: ExportConfig, wanted: ExportConfig) -> list[str]:
+    """In what a configuration differs from the present one that can't change while the exporter runs.
+
+    Example:
+        >>> frozen_differences("rows", ExportConfig(), ExportConfig(overflow="block"))
+        ["exporter 'rows': overflow can't change while it runs; restart"]
+    """
+    found: list[str] = []
+    for each in EXPORT_RULES:
+        if each in CHANGEABLE or getattr(now, each) == getattr(wanted, each):
+            continue
+        if each in ("max_records", "max_bytes"):
+            before, after = (getattr(now, each), getattr(wanted, each))
+            before, after = (now.byte_limit, wanted.byte_limit) if each == "max_bytes" else (before, after)
+            if now.path is not None:
+                found.append(f"exporter {name!r}: {each} of a queue on disk can't change while it runs; restart")
+            elif before is None or (after is not None and after < before):
+                found.append(f"exporter {name!r}: {each} can't be lowered while it runs; restart")
+        else:
+            found.append(f"exporter {name!r}: {each} can't change while it runs; restart")
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Directory(Rule):
     """The name of a directory."""
@@ -216,7 +246,7 @@ def _policy(wanted: type, example: str = "", *, optional: bool = False) -> Rule:
     return Kind(wanted=wanted, example=_example(example) if example else "", optional=optional)
 
 
-_RULES: dict[str, Rule] = {
+EXPORT_RULES: dict[str, Rule] = {
     "path": _Directory(optional=True),
     "durable": _policy(DurableConfig, "DurableConfig(max_bytes={})"),
     "max_records": Whole(optional=True),

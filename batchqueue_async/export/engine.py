@@ -51,6 +51,7 @@ _RESERVE = 1.0
 _RESERVED = 0.05
 _LEAST_END = 0.25
 _KEPT_LEAST = 64
+_LEASE_SLACK = 1.1
 _LOOK = 1.0
 
 
@@ -120,6 +121,8 @@ class Engine:
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._watching: asyncio.TimerHandle | None = None
         self._closed = False
+        self._end: ShutdownTimes | None = None
+        self._hastened = asyncio.Event()
         self.waiters = DeliveryWaiters(on_disk=config.path is not None)
         self.kept = KeptBatches(max(_KEPT_LEAST, 4 * self._most_sends))
         self.disk: DiskQueue | None = None
@@ -227,6 +230,32 @@ class Engine:
         self.puller.start()
         if self.failover is not None:
             self._failing_over = self._loop.create_task(self._fail_over(), name=f"export-{self._name}-failover")
+
+    def outlives_lease(self, config: ExportConfig) -> bool:
+        """Whether a batch could be held longer than the leases that the send queue on disk gives out."""
+        if self.disk is None:
+            return False
+        from batchqueue_async.export.send_queue.disk import durable_config  # noqa: PLC0415 - it is loaded by now
+
+        # The time of a lease counts each delay twice: a little more is no reason to refuse.
+        return durable_config(config).lease_timeout > _LEASE_SLACK * self.disk.lease_time
+
+    def reconfigure(self, config: ExportConfig) -> None:
+        """Go by other policies from the next batch on; the caller has seen that nothing else differs."""
+        context, now = self._context, self._loop.time()
+        before, self._config = context.config, with_needs(self._sink, config, self._name)
+        context.config = config = self._config
+        if config.retry != before.retry:
+            context.backoff = Backoff(config.retry, self._random)
+            context.budget = None if config.retry.budget is None else Budget(config.retry.budget, now)
+        if config.rate != before.rate:
+            self.rate = context.rate = SendRate(config.rate, now)
+        self.gate.reconfigure(config)
+        self._workers = config.worker_count
+        self._most_sends = sends_at_once(self._sink, config, self._name)
+        if isinstance(self.queue, MemoryQueue):
+            self.queue.resize(config.max_records, config.byte_limit)
+        self.puller.poke()
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -377,19 +406,44 @@ class Engine:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    async def drain(self, end: ShutdownTimes) -> None:
-        """Take nothing in, let everything be delivered in time, then cut off what is under way."""
+    def hasten(self, end: ShutdownTimes) -> None:
+        """Bring the end of a drain that is under way forward."""
+        if self._end is not None and end.end < self._end.end:
+            self._end = end
+            self.puller.deadline = end.drain
+            self.puller.ring()
+            self._hastened.set()
+
+    async def drain(self, end: ShutdownTimes) -> ShutdownTimes:
+        """Take nothing in, let everything be delivered in time, then cut off what is under way.
+
+        Returns:
+            When the rest is to be over: as asked for, or earlier if `hasten` was called.
+        """
         puller = self.puller
+        self._end = end
         self.queue.stop_intake()
         puller.deadline = end.drain
         puller.ring()
         task = puller.task
         try:
             if task is not None:
-                await asyncio.wait((task,), timeout=max(0.0, end.drain - self._loop.time()))
+                await self._until_drained(task)
         finally:
             # Cancelled, the drain is over at once; what is under way must end even so.
-            await self._cut_off(end)
+            await self._cut_off(self._end)
+        return self._end
+
+    async def _until_drained(self, task: asyncio.Task[None]) -> None:
+        assert self._end is not None  # noqa: S101 - `drain` has set it
+        hastened = self._loop.create_task(self._hastened.wait(), name=f"export-{self._name}-hasten")
+        try:
+            left = max(0.0, self._end.drain - self._loop.time())
+            await asyncio.wait((task, hastened), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and hastened.done():
+                await asyncio.wait((task,), timeout=max(0.0, self._end.drain - self._loop.time()))
+        finally:
+            hastened.cancel()
 
     async def _cut_off(self, end: ShutdownTimes) -> None:
         puller = self.puller

@@ -26,7 +26,7 @@ from batchqueue_async.errors import (
     QueueFullError,
     WrongLoopError,
 )
-from batchqueue_async.export.config import ExportConfig
+from batchqueue_async.export.config import ExportConfig, frozen_differences
 from batchqueue_async.export.delivery.waiters import DeliveryWaiter, error_of
 from batchqueue_async.export.engine import Engine, ShutdownTimes
 from batchqueue_async.export.stats import ExporterStats, ExportReport
@@ -305,6 +305,30 @@ class Exporter:
         self._engine.gate.reset()
         self._engine.puller.poke()
 
+    def refusals(self, config: ExportConfig) -> list[str]:
+        """Why `reconfigure` would refuse a configuration; empty where it would take it."""
+        self._check()
+        refused = frozen_differences(self.name, self.config, config)
+        if self._engine.outlives_lease(config):
+            refused.append(
+                f"exporter {self.name!r}: with these times a batch may be held longer than its lease on disk, which "
+                "can't change while it runs; restart"
+            )
+        return refused
+
+    def reconfigure(self, config: ExportConfig) -> None:
+        """Change policies, numbers of workers and timeouts while the exporter runs, and limits in memory upward.
+
+        Raises:
+            ConfigError: the configuration differs in what can't change; nothing has changed then.
+        """
+        refused = self.refusals(config)
+        if refused:
+            raise ConfigError("\n".join(refused))
+        self._engine.reconfigure(config)
+        self.config = config
+        log.info("exporter_reconfigured", exporter=self.name, workers=config.worker_count)
+
     async def requeue_dead_letters(self, numbers: Sequence[int] | None = None) -> int:
         """Put records that were given up into the send queue again, while it runs; how many.
 
@@ -391,8 +415,9 @@ class Exporter:
         """Take nothing in any more, deliver what is left within `timeout` seconds, and tell what became of everything.
 
         What is not delivered by then stays on disk or, without a path, is returned in the report. A second call waits
-        for the first. The time is for all of it, the sink's `close` included: what does not end in time is left behind,
-        and named in the log. Called while the exporter opens, it ends that, and `async with` raises `QueueClosedError`.
+        for the first; with a shorter timeout it brings the end of the first forward. The time is for all of it, the
+        sink's `close` included: what does not end in time is left behind, and named in the log. Called while the
+        exporter opens, it ends that, and `async with` raises `QueueClosedError`.
 
         Args:
             timeout: seconds; `config.drain_timeout` when None. Less than a quarter of a second is one where the sink
@@ -413,6 +438,8 @@ class Exporter:
                 self._phase = "closing"
                 self._close_until(end)
             assert self._closing is not None  # noqa: S101 - made there
+        elif timeout is not None and self._phase == "closing" and hasattr(self, "_engine"):
+            self._engine.hasten(ShutdownTimes.within(self._loop.time(), max(0.0, timeout)))
         # A cancelled shutdown goes on in the background: half closed is no state to leave it in.
         return await asyncio.shield(self._closing)
 
@@ -447,7 +474,7 @@ class Exporter:
         start = self._loop.time()
         engine = self._engine
         try:
-            await engine.drain(end)
+            end = await engine.drain(end)
         finally:
             # Cancelled, too: the sink and the directory are given back, and the report says what is left.
             self._phase = "closed"

@@ -53,11 +53,11 @@ class BatchPolicy:
     linger: Duration = default(0.2)
 
     def __post_init__(self) -> None:
-        settle(self, _BATCH_RULES)
-        Checkup("BatchPolicy", self, _BATCH_RULES).finish()
+        settle(self, BATCH_RULES)
+        Checkup("BatchPolicy", self, BATCH_RULES).finish()
 
 
-_BATCH_RULES: dict[str, Rule] = {
+BATCH_RULES: dict[str, Rule] = {
     "max_records": Whole(),
     "max_bytes": Bytes(),
     "linger": Seconds(above=False),
@@ -87,10 +87,10 @@ class RetryBudget:
     burst: int = 100
 
     def __post_init__(self) -> None:
-        Checkup("RetryBudget", self, _BUDGET_RULES).finish()
+        Checkup("RetryBudget", self, BUDGET_RULES).finish()
 
 
-_BUDGET_RULES: dict[str, Rule] = {"per_second": Real(), "share": Real(above=False), "burst": Whole()}
+BUDGET_RULES: dict[str, Rule] = {"per_second": Real(), "share": Real(above=False), "burst": Whole()}
 _BUDGET = RetryBudget()
 
 
@@ -131,14 +131,14 @@ class RetryPolicy:
     isolation_sends: int = 128
 
     def __post_init__(self) -> None:
-        settle(self, _RETRY_RULES)
-        check = Checkup("RetryPolicy", self, _RETRY_RULES)
+        settle(self, RETRY_RULES)
+        check = Checkup("RetryPolicy", self, RETRY_RULES)
         if check.sound("initial", "max_delay") and self.max_delay < self.initial:
             check.fault("max_delay", f"is below initial={self.initial}", "raise max_delay", besides=("initial",))
         check.finish()
 
 
-_RETRY_RULES: dict[str, Rule] = {
+RETRY_RULES: dict[str, Rule] = {
     "initial": Seconds(),
     "multiplier": Real(least=1.0, above=False),
     "max_delay": Seconds(),
@@ -175,11 +175,11 @@ class BreakerPolicy:
     ramp: bool = True
 
     def __post_init__(self) -> None:
-        settle(self, _BREAKER_RULES)
-        Checkup("BreakerPolicy", self, _BREAKER_RULES).finish()
+        settle(self, BREAKER_RULES)
+        Checkup("BreakerPolicy", self, BREAKER_RULES).finish()
 
 
-_BREAKER_RULES: dict[str, Rule] = {
+BREAKER_RULES: dict[str, Rule] = {
     "enabled": Flag(),
     "threshold": Whole(),
     "reset_timeout": Seconds(),
@@ -208,10 +208,10 @@ class RatePolicy:
     learn: bool = True
 
     def __post_init__(self) -> None:
-        settle(self, _RATE_RULES)
+        settle(self, RATE_RULES)
 
 
-_RATE_RULES: dict[str, Rule] = {
+RATE_RULES: dict[str, Rule] = {
     "requests": Real(optional=True),
     "bytes": Real(optional=True),
     "learn": Flag(),
@@ -245,8 +245,8 @@ class AdaptivePolicy:
     interval: Duration = default(1.0)
 
     def __post_init__(self) -> None:
-        settle(self, _ADAPTIVE_RULES)
-        check = Checkup("AdaptivePolicy", self, _ADAPTIVE_RULES)
+        settle(self, ADAPTIVE_RULES)
+        check = Checkup("AdaptivePolicy", self, ADAPTIVE_RULES)
         if check.sound("min_workers", "max_workers") and self.most < self.min_workers:
             rule = f"is above max_workers={self.most}"
             check.fault("min_workers", rule, "lower it, or raise max_workers", besides=("max_workers",))
@@ -260,7 +260,7 @@ class AdaptivePolicy:
         return max(self.min_workers, WORKERS_PER_CORE * available_cpus())
 
 
-_ADAPTIVE_RULES: dict[str, Rule] = {
+ADAPTIVE_RULES: dict[str, Rule] = {
     "min_workers": Whole(most=MOST_WORKERS),
     "max_workers": Whole(most=MOST_WORKERS, optional=True),
     "alpha": Real(most=1.0),
@@ -297,7 +297,7 @@ class SplitPolicy:
     prepare: Callable[[list[Any]], Sequence[Any]] | None = None
 
     def __post_init__(self) -> None:
-        Checkup("SplitPolicy", self, _SPLIT_RULES).finish()
+        Checkup("SplitPolicy", self, SPLIT_RULES).finish()
 
     @property
     def preparer_count(self) -> int:
@@ -310,7 +310,7 @@ class SplitPolicy:
         return self.senders or 2 * available_cpus()
 
 
-_SPLIT_RULES: dict[str, Rule] = {
+SPLIT_RULES: dict[str, Rule] = {
     "preparers": Whole(most=MOST_WORKERS, optional=True),
     "senders": Whole(most=MOST_WORKERS, optional=True),
     "channel": Whole(),
@@ -341,11 +341,11 @@ class FailoverPolicy:
     drain: int = 10
 
     def __post_init__(self) -> None:
-        settle(self, _FAILOVER_RULES)
-        Checkup("FailoverPolicy", self, _FAILOVER_RULES).finish()
+        settle(self, FAILOVER_RULES)
+        Checkup("FailoverPolicy", self, FAILOVER_RULES).finish()
 
 
-_FAILOVER_RULES: dict[str, Rule] = {
+FAILOVER_RULES: dict[str, Rule] = {
     "max_entries": Whole(),
     "max_bytes": Bytes(),
     "interval": Seconds(),

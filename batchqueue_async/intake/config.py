@@ -151,8 +151,8 @@ class IntakeConfig:
     database: ConnectionPool | None = None
 
     def __post_init__(self) -> None:
-        settle(self, _RULES)
-        check = Checkup("IntakeConfig", self, _RULES)
+        settle(self, INTAKE_RULES)
+        check = Checkup("IntakeConfig", self, INTAKE_RULES)
         if check.sound("dead_letters") and self.dead_letters is None:
             way_out = "give dead_letters='orders.dead', or intake.DROP to lose them knowingly"
             check.fault("dead_letters", "says nothing of messages that are given up", way_out)
@@ -224,7 +224,7 @@ class ConnectionPool:
         return workers * consumers + self.spare
 
 
-_RULES: dict[str, Rule] = {
+INTAKE_RULES: dict[str, Rule] = {
     "workers": Whole(least=0),
     "prefetch": Whole(least=0),
     "prefetch_bytes": Bytes(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import forks
 from batchqueue_async._support.registry import registered
+from batchqueue_async._support.reloads import reloads
 from batchqueue_async.observe.loop_beats import beats
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchqueue_async._support.registry import Registered
+    from batchqueue_async._support.reloads import Reload
     from batchqueue_async.bridge.stats import BridgeStats
     from batchqueue_async.durable.stats import DurableStats
     from batchqueue_async.export.stats import ExporterStats
@@ -147,6 +149,8 @@ class ProcessSnapshot:
         pid: the process's number.
         queues, exporters, disks, bridges, consumers, queries, loops: what there is.
         unreadable: what could not be read, as "kind/name".
+        reload: the last reading of the service's file; None where there is none.
+        reload_taken: the last one that was taken.
     """
 
     at: float
@@ -162,6 +166,8 @@ class ProcessSnapshot:
     queries: tuple[SparkQueryView, ...] = ()
     loops: tuple[LoopView, ...] = ()
     unreadable: tuple[str, ...] = field(default=())
+    reload: Reload | None = None
+    reload_taken: Reload | None = None
 
 
 class Names:
@@ -339,4 +345,6 @@ class _Reader:
             queries=tuple(self._queries),
             loops=tuple(LoopView(name=name, lag=lag) for name, lag in loops.items()),
             unreadable=tuple(self.unreadable),
+            reload=reloads.last,
+            reload_taken=reloads.taken,
         )

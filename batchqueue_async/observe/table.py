@@ -530,5 +530,19 @@ METRICS: tuple[Metric, ...] = (
         by="version",
     ),
     _process("gauge", "start_time", "timestamp_seconds", "When the process began to be watched.", lambda p: p.started),
+    _process(
+        "gauge",
+        "config_last_reload_success",
+        "",
+        "1 where the service's file was taken when it was last read, 0 where it was refused.",
+        lambda p: None if p.reload is None else int(p.reload.ok),
+    ),
+    _process(
+        "gauge",
+        "config_last_reload_success_timestamp",
+        "seconds",
+        "When the service's file was last read and taken.",
+        lambda p: None if p.reload_taken is None else p.reload_taken.at,
+    ),
 )
 """Every metric, in the order of the reference page."""

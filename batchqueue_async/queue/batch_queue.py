@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, overload
 
 from batchqueue_async._native import Entrance, compiled
@@ -19,7 +20,15 @@ from batchqueue_async._support import forks, log
 from batchqueue_async._support.checks import check_timeout
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.registry import everything
-from batchqueue_async.config import BufferStrategy, Consumer, Handler, HandlerOptions, QueueConfig, check_handler
+from batchqueue_async.config import (
+    CHANGEABLE,
+    BufferStrategy,
+    Consumer,
+    Handler,
+    HandlerOptions,
+    QueueConfig,
+    check_handler,
+)
 from batchqueue_async.errors import (
     ConfigError,
     DeadlockError,
@@ -577,6 +586,33 @@ class BatchQueue(Entrance, Generic[T]):
                 self._bridge = made
         self._bridge.meet()
         return self._bridge
+
+    def reconfigure(self, config: QueueConfig[T]) -> None:
+        """Change `max_batch`, `linger`, `handler_timeout`, `retry`, `drain_timeout` while the queue runs.
+
+        Raises:
+            ConfigError: the configuration breaks a rule, or differs in another field too, or a handler's own
+                `max_batch` would be above the queue's; nothing has changed then.
+            WrongLoopError: called on another thread or loop than the queue's own.
+        """
+        self._home.check("reconfigure")
+        config.validate(self.name)
+        other = [each for each in self.config.differences(config) if each not in CHANGEABLE]
+        if other:
+            raise ConfigError(
+                f"queue {self.name!r}: {', '.join(other)} can't change while it runs; shut it down, and make it again"
+            )
+        for entry in self._dispatcher.entries.values():
+            if (entry.options.max_batch or 0) > config.max_batch:
+                raise ConfigError(
+                    f"queue {self.name!r}: max_batch={config.max_batch} is below max_batch={entry.options.max_batch} "
+                    f"of the handler of {entry.label}; lower that first"
+                )
+        self.config = config
+        self._dispatcher.reconfigure(config)
+        for drain in self._drains:
+            drain.reconfigure(replace(drain.rules, max_batch=config.max_batch, linger=config.linger))
+        log.info("queue_reconfigured", queue=self.name, max_batch=config.max_batch, linger=config.linger)
 
     # -- handlers ------------------------------------------------------------------------------------------------
 

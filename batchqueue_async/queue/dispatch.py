@@ -191,6 +191,14 @@ class Dispatcher(Generic[T]):
             if entry.on_idle is not None:
                 self._idlers[entry] = None
 
+    def reconfigure(self, config: QueueConfig[T]) -> None:
+        """Go by other numbers from the next round on; handlers, and the options of their own, stay."""
+        self.max_batch, self.linger = config.max_batch, config.linger
+        self.handler_timeout, self._retry = config.handler_timeout, config.retry
+        for entry in (self._single, self._fallback, *self.entries.values()):
+            if entry is not None:
+                entry.timeout = entry.options.timeout or self.handler_timeout
+
     # -- who takes what ------------------------------------------------------------------------------------------
 
     def add(self, kind: type, handler: Handler[T], options: HandlerOptions) -> None:

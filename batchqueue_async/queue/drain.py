@@ -445,6 +445,11 @@ class DrainTask(Generic[T]):
             partition.linger_step = step
             partition.rearm()
 
+    def reconfigure(self, rules: DrainRules) -> None:
+        """Go by other rules from the next round on; a batch that lingers is looked at again."""
+        self.rules = rules
+        self.wake()
+
     def begin_hurry(self) -> None:
         """Let no batch linger, until `end_hurry`."""
         self.hurry += 1

@@ -99,7 +99,7 @@ def test_the_exit_status_is_that_of_the_process():
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("batchqueue s", {"size", "spark", "status"}),
+        ("batchqueue s", {"schema", "size", "spark", "status"}),
         ("batchqueue disk dead-letters re", {"requeue"}),
         ("batchqueue size --wor", {"--workers"}),
         ("batchqueue completion f", {"fish"}),

@@ -135,6 +135,13 @@ class Breaker:
         self.generation += 1
         self._until = now + self._policy.reset_timeout
 
+    def reconfigure(self, policy: BreakerPolicy) -> None:
+        """Go by another policy from the next failure on; one that is switched off lets the next send try."""
+        self._policy = policy
+        self._enabled = policy.enabled
+        if not policy.enabled:
+            self.reset()
+
     def reset(self) -> None:
         """Let the next send be a probe now, rather than after `reset_timeout`."""
         self._until = 0.0

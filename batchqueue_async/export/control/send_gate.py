@@ -40,6 +40,11 @@ class SendGate:
         self._plain = SendPermit(self.health.generation, self.auth.generation)
         """The leave that all sends have while nothing is wrong: the one that is given and taken quickly."""
 
+    def reconfigure(self, config: ExportConfig) -> None:
+        """Go by other policies from the next failure on."""
+        self.health.reconfigure(config.breaker)
+        self.auth.reconfigure(BreakerPolicy(threshold=1, reset_timeout=config.auth_pause, ramp=False))
+
     def acquire(self, now: float) -> SendPermit | None:
         """Leave for one send, or None."""
         if now < self.held_until:

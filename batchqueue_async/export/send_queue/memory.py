@@ -322,6 +322,13 @@ class MemoryQueue:
             low = high
         return done
 
+    def resize(self, max_records: int | None, max_bytes: int | None) -> None:
+        """Take other limits; those who wait for room are looked at again."""
+        self.max_records, self.max_bytes = max_records, max_bytes
+        self._most_records = math.inf if max_records is None else max_records
+        self._most_bytes = math.inf if max_bytes is None else max_bytes
+        self._serve()
+
     def _fits(self, count: int, cost: int) -> bool:
         return (
             self.records + self._reserved_records + count <= self._most_records

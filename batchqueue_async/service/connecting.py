@@ -1,0 +1,94 @@
+"""Whether what a file names can be reached: each sink is opened and closed, each broker's port is tried."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from batchqueue_async._support.redaction import without_credentials
+from batchqueue_async.errors import ConfigFault
+from batchqueue_async.service.building import Builder
+from batchqueue_async.service.rules import is_reference
+from batchqueue_async.sinks.secrets import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from batchqueue_async.service.app import App
+    from batchqueue_async.service.spec import ServiceSpec
+
+PORTS = {
+    "amqp": 5672,
+    "amqps": 5671,
+    "nats": 4222,
+    "tls": 4222,
+    "redis": 6379,
+    "rediss": 6379,
+    "http": 80,
+    "https": 443,
+}
+
+
+async def connect(spec: ServiceSpec, app: App, *, timeout: float) -> list[ConfigFault]:
+    """Try everything at the same time; what can't be reached."""
+    builder = Builder(spec, app)
+    sinks = builder.sinks()
+    tries: list[tuple[str, str, Coroutine[Any, Any, Any]]] = [
+        (f"sinks.{name}", spec.sinks[name].origin, _open(sink)) for name, sink in sinks.items()
+    ]
+    for name, source in spec.sources.items():
+        tries += [(f"sources.{name}", source.origin, _reach(each)) for each in addresses_of(source.values)]
+    outcomes = await asyncio.gather(*(_within(each, timeout) for *_, each in tries))
+    return [
+        ConfigFault(
+            path=path, rule=f"can't be reached: {problem}", way_out="start it, or correct the address", origin=at
+        )
+        for (path, at, _), problem in zip(tries, outcomes, strict=True)
+        if problem is not None
+    ]
+
+
+async def _within(work: Coroutine[Any, Any, Any], timeout: float) -> str | None:
+    try:
+        async with asyncio.timeout(timeout):
+            await work
+    except TimeoutError:
+        return f"it does not answer within {timeout:g} s"
+    except Exception as error:  # noqa: BLE001 - a sink of anybody's
+        return without_credentials(str(error)) or type(error).__name__
+    return None
+
+
+async def _open(sink: Any) -> None:
+    try:
+        await sink.open()
+        check = getattr(sink, "check", None)
+        if check is not None:
+            await check()
+    finally:
+        await sink.close()
+
+
+async def _reach(address: tuple[str, int]) -> None:
+    _, writer = await asyncio.open_connection(*address)
+    writer.close()
+
+
+def addresses_of(values: Any) -> list[tuple[str, int]]:
+    """Where a source connects to: hosts and ports.
+
+    Example:
+        >>> addresses_of({"url": "amqp://shop@broker/shop"}), addresses_of({"bootstrap": ["one:9092", "two:9092"]})
+        ([('broker', 5672)], [('one', 9092), ('two', 9092)])
+    """
+    if "bootstrap" in values:
+        pairs = [each.rpartition(":") for text in values["bootstrap"] for each in text.split(",")]
+        return [(host, int(port)) for host, _, port in pairs if port.isdecimal()]
+    given: Any = values["url"]
+    found: list[tuple[str, int]] = []
+    for each in [given] if isinstance(given, str) else given:
+        parts = urlsplit(resolve(each) if is_reference(each) else each)
+        if parts.hostname and parts.scheme in PORTS:
+            found.append((parts.hostname, parts.port or PORTS[parts.scheme]))
+    return found
