@@ -359,3 +359,20 @@ async def test_x_36_a_batch_over_two_runs_of_a_queue_is_noted_by_its_numbers_alo
 )
 def test_x_36_numbers_as_ranges(numbers, text):
     assert multirange(numbers) == text
+
+
+@pytest.mark.parametrize("numbers", [(1, 2, 3), (1, 3, 9)], ids=["in a row", "with gaps"])
+async def test_x_1_a_record_that_columns_of_now_refuse_is_not_noted_as_written(postgres, make, table, numbers):
+    """It is known to be refused only after the sink has looked at the columns anew, in the middle of the write."""
+    postgres.sql(f"CREATE TABLE {table} (id bigint, v bigint)")
+    sink = await make()
+    await sink.send_keyed([{"id": 0, "v": 0}], ["q/0"])
+    postgres.sql(f"ALTER TABLE {table} ALTER COLUMN v TYPE smallint")
+    batch = [{"id": number, "v": 100_000 if number == 1 else 1} for number in numbers]
+    keys = [f"q/{number}" for number in numbers]
+    result = await sink.send_keyed(batch, keys)
+    assert {place: type(error) for place, error in result.rejected.items()} == {0: bq.PermanentError}
+    postgres.sql(f"ALTER TABLE {table} ALTER COLUMN v TYPE bigint")
+    result = await sink.send_keyed(batch, keys)  # put back from the dead letters, with what is in already
+    assert (result.rejected, result.skipped) == ({}, 2)
+    assert postgres.sql(f"SELECT id FROM {table} ORDER BY id") == ["0", *map(str, numbers)]

@@ -47,6 +47,21 @@ class Numbered(NamedTuple):
     keys: list[tuple[str, int]]
 
 
+def in_a_row(keys: Sequence[str]) -> tuple[str, range] | None:
+    """The source and the numbers of keys that follow each other, as an exporter's mostly do; None for others.
+
+    Example:
+        >>> in_a_row(["q/7", "q/8"]), in_a_row(["q/7", "q/9"]), in_a_row(["q/07", "q/8"])
+        (('q', range(7, 9)), None, None)
+    """
+    source, _, first = keys[0].rpartition("/") if keys else ("", "", "")
+    if not source or not _are_digits(first):
+        return None
+    start = int(first)
+    numbers = range(start, start + len(keys))
+    return (source, numbers) if list(keys) == [f"{source}/{number}" for number in numbers] else None
+
+
 def numbered(keys: Sequence[str]) -> Numbered:
     """Take keys apart."""
     source = keys[0].rpartition("/")[0] if keys else ""
@@ -229,14 +244,18 @@ class Ledger:
 
     def taking(self, keys: Iterable[tuple[str, int]]) -> list[str]:
         """The statements that note that records are in; they fail with `is_taken` where one of them is already."""
-        return [
-            f"INSERT INTO {self._keys} VALUES ({self._ids[source]}, '{multirange(numbers)}')"  # noqa: S608 - numbers
-            for source, numbers in _by_source(keys).items()
-        ]
+        return [self._taking(source, multirange(numbers)) for source, numbers in _by_source(keys).items()]
 
-    async def take(self, connection: Connection, keys: Iterable[tuple[str, int]]) -> None:
+    def taking_range(self, source: str, numbers: range) -> list[str]:
+        """The same for records whose numbers follow each other."""
+        return [self._taking(source, f"{{[{numbers.start},{numbers.stop})}}")]
+
+    def _taking(self, source: str, numbers: str) -> str:
+        return f"INSERT INTO {self._keys} VALUES ({self._ids[source]}, '{numbers}')"  # noqa: S608 - numbers
+
+    async def run(self, connection: Connection, statements: Sequence[str]) -> None:
         """Note that records are in. Needs a transaction, which is of no use where one of them is already."""
-        if statements := self.taking(keys):
+        if statements:
             await connection.execute("; ".join(statements))
 
     async def seen(self, connection: Connection, keys: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:

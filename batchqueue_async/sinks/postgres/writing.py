@@ -11,11 +11,11 @@ from batchqueue_async.errors import RetryableError, SinkError
 from batchqueue_async.sinks._shared.tabular import Rows, tabular
 from batchqueue_async.sinks.base import SendResult
 from batchqueue_async.sinks.postgres.client import is_of_record, is_of_schema, state_of
-from batchqueue_async.sinks.postgres.ledger import is_taken, numbered
+from batchqueue_async.sinks.postgres.ledger import in_a_row, is_taken, numbered
 from batchqueue_async.sinks.postgres.table import Written, is_of_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
     from batchqueue_async.sinks.base import BatchKey
@@ -40,6 +40,8 @@ class BatchWrite:
         self._columns = columns
         self._rows: list[Rows] = []
         self._refused: dict[int, SinkError] = {}
+        # By place, the records that are to be noted: as a range, until one of them is not to be.
+        self._range: tuple[str, range] | None = None
         self._keys: dict[int, tuple[str, int]] = {}
         self._skipped = 0
         self._way: Literal["shortly", "staged", "carefully"] = "shortly"
@@ -53,13 +55,16 @@ class BatchWrite:
         """Write the records whose keys are new."""
         if self._table.key_column is not None:
             return await self._send_with_key_column(keys, self._table.key_column)
-        found = numbered(keys)
         await self._ledger.open(self._connection)
+        if (in_row := in_a_row(keys)) is not None:
+            await self._ledger.learn(self._connection, in_row[:1])
+            self._range = in_row
+            await self._sort()
+            return await self._written()
+        found = numbered(keys)
         await self._ledger.learn(self._connection, found.sources)
-        await self._sort()
         self._keys = dict(enumerate(found.keys))
-        for place in self._refused:
-            self._keys.pop(place, None)
+        await self._sort()
         if len(set(found.keys)) < len(keys):
             self._skip_repeated(found.keys)
         return await self._written()
@@ -87,17 +92,42 @@ class BatchWrite:
 
     def _sort_rows(self) -> None:
         self._rows, refused = tabular(self._batch, self._columns)
-        self._refused |= refused
+        self._refuse(refused)
 
     async def _fit(self) -> None:
         self._rows, refused = await self._table.fit(self._connection, self._rows)
-        self._refused |= refused
+        self._refuse(refused)
+
+    def _refuse(self, refused: Mapping[int, SinkError]) -> None:
+        """These records are not written, and so not noted."""
+        if refused:
+            self._refused |= refused
+            self._forget_keys(refused)
+
+    def _each_key(self) -> dict[int, tuple[str, int]]:
+        """The keys by their places, one by one."""
+        if self._range is not None:
+            source, numbers = self._range
+            self._range = None
+            self._keys = {place: (source, number) for place, number in enumerate(numbers)}
+        return self._keys
+
+    def _forget_keys(self, places: Iterable[int]) -> None:
+        keys = self._each_key()
+        for place in places:
+            keys.pop(place, None)
+
+    def _noting(self) -> list[str]:
+        """The statements that note the records that are to be."""
+        if self._range is not None:
+            return self._ledger.taking_range(*self._range)
+        return self._ledger.taking(self._keys.values())
 
     def _skip(self, places: set[int]) -> None:
         """Leave out records."""
         self._skipped += len(places - self._refused.keys())
         self._rows = [left for rows in self._rows if (left := rows.without(places)).values]
-        self._keys = {place: key for place, key in self._keys.items() if place not in places}
+        self._forget_keys(places)
 
     async def _written(self) -> SendResult:
         written = await self._write()
@@ -144,10 +174,11 @@ class BatchWrite:
 
     async def _skip_seen(self) -> bool:
         """Leave out the records that are in; whether there are any."""
-        if not self._keys or self._connection.is_closed():
+        keys = self._each_key()
+        if not keys or self._connection.is_closed():
             return False
-        seen = await self._ledger.seen(self._connection, self._keys.values())
-        self._skip({place for place, key in self._keys.items() if key in seen})
+        seen = await self._ledger.seen(self._connection, keys.values())
+        self._skip({place for place, key in keys.items() if key in seen})
         return bool(seen)
 
     async def _has_changed(self, error: Exception) -> bool:
@@ -163,13 +194,13 @@ class BatchWrite:
         written = Written()
         table = self._table
         if len(self._rows) == 1 and (table.direct or (table.may_copy and self._way == "shortly")):
-            written.new = await table.copy(self._connection, self._rows[0], self._ledger.taking(self._keys.values()))
+            written.new = await table.copy(self._connection, self._rows[0], self._noting())
             return written
         async with self._connection.transaction():
             for rows in table.in_order(self._rows):
                 written.new += await table.put(self._connection, rows, staged=written.staged)
                 written.staged = True
-            await self._ledger.take(self._connection, self._keys.values())
+            await self._ledger.run(self._connection, self._noting())
         return written
 
     async def _carefully(self) -> Written:
@@ -181,8 +212,8 @@ class BatchWrite:
             torn = _torn(self._rows, written.refused)
             if torn:
                 raise _TornError(torn)
-            kept = [key for place, key in self._keys.items() if place not in written.refused]
-            await self._ledger.take(self._connection, kept)
+            kept = [key for place, key in self._each_key().items() if place not in written.refused]
+            await self._ledger.run(self._connection, self._ledger.taking(kept))
         return written
 
 
