@@ -544,7 +544,7 @@ class DurableQueue:
             max_records, max_bytes = _whole("max_records", max_records), _whole("max_bytes", max_bytes)
         if wait is not None and (not isinstance(wait, int | float) or wait != wait):  # noqa: PLR0124 - not a number
             raise ConfigError(f"DurableQueue.lease: wait={wait!r} is not a number of seconds; None waits, 0 does not")
-        return await self._leasing.lease(max_records, max_bytes, wait)
+        return self._leasing.at_once(max_records, max_bytes) or await self._leasing.lease(max_records, max_bytes, wait)
 
     # Dead letters
 

@@ -150,11 +150,13 @@ class Lease:
 
     def forfeit(self) -> list[Run]:
         """What is unsettled goes back to the lease's owner, who says so: its time is over, or nobody ever got it."""
-        runs, self._left = list(self.unsettled_runs), RangeSet()
+        runs, self._left = list(self.unsettled_runs), _NOTHING
         return runs
 
     def restore(self, runs: list[Run]) -> None:
         """For the owner: what it could not settle is this lease's again."""
+        if self._left is _NOTHING:
+            self._left = RangeSet()
         left = self._by_number()
         for run in runs:
             left.add(run.seq, run.end)
@@ -248,6 +250,10 @@ class Lease:
             stop = min(high, run.end)
             yield run if (low, stop) == (run.seq, run.end) else run.part(low, stop)
             low, at = stop, at + 1
+
+
+# What is left of a lease that has given everything away. Nothing is ever put into it.
+_NOTHING = RangeSet()
 
 
 def _seq_of(run: Run) -> int:

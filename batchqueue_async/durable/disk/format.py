@@ -7,6 +7,8 @@ file, and nothing trusts a length before the checksum that covers it.
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -177,12 +179,15 @@ def encode_frame(
 ) -> list[bytes]:
     """A whole frame in pieces, for this offset of this segment and no other place."""
     count = len(payloads)
-    # One interleaved pack for the table: lengths in the even places, checksums in the odd ones.
-    rows = [0] * (2 * count)
-    rows[::2] = map(len, payloads)
-    rows[1::2] = map(crc32, payloads)
-    raw_size = sum(rows[::2])
-    table = struct.pack(f"<{2 * count}I", *rows)
+    sizes = list(map(len, payloads))
+    raw_size = sum(sizes)
+    # Lengths in the even places of the table, checksums in the odd ones.
+    rows = array("I", bytes(TABLE_ROW * count))
+    rows[::2] = array("I", sizes)
+    rows[1::2] = array("I", list(map(crc32, payloads)))
+    if sys.byteorder == "big":
+        rows.byteswap()
+    table = rows.tobytes()
     body: Sequence[bytes] = payloads
     body_size, body_crc = raw_size, 0
     if codec:

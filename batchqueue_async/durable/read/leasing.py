@@ -93,15 +93,24 @@ class LeaseManager:
         self._burials: set[asyncio.Task[None]] = set()
         self._closed = self._forked = False
         self._newest_first = state.config.order == "freshest"
+        self._timeout = state.config.lease_timeout
+        self._most_attempts = state.config.max_attempts
+        self._ages = state.config.max_age is not None
         if state.config.max_age is not None:
             self._arm_sweep()
 
     # Leasing
 
+    def at_once(self, max_records: int, max_bytes: int) -> Lease | None:
+        """The next records, if there are any in memory, nobody waits before, and nothing is to be noted before."""
+        if self._waiters or self._most_attempts is not None:
+            return None
+        return self._grant(max_records, max_bytes)
+
     async def lease(self, max_records: int, max_bytes: int, wait: float | None) -> Lease:
         """The next records, waiting for them as long as `wait` allows; reading the disk is no waiting."""
         lease = await self._next(max_records, max_bytes, wait)
-        if lease and self._state.config.max_attempts is not None:
+        if lease and self._most_attempts is not None:
             # The attempt is on the disk before anybody sees the records: a record that kills its process is counted.
             try:
                 await self._pump().noted()
@@ -154,15 +163,19 @@ class LeaseManager:
                 waiter.future.set_result(Lease(self, [], 0.0))
 
     def _grant(self, max_records: int, max_bytes: int) -> Lease | None:
-        runs = self._state.grant(max_records, max_bytes, self._clock())
-        self._read_on()
-        if self._state.config.max_attempts is not None:
-            runs = self._give_up(runs, self._state.config.max_attempts)
+        state = self._state
+        runs = state.grant(max_records, max_bytes, self._clock() if self._ages else 0)
+        if state.backlog.on_disk:
+            self._read_on()
+        if self._most_attempts is not None:
+            runs = self._give_up(runs, self._most_attempts)
         if not runs:
             return None
-        lease = Lease(self, runs, self._loop.time() + self._state.config.lease_timeout, newest_first=self._newest_first)
+        lease = Lease(self, runs, self._loop.time() + self._timeout, newest_first=self._newest_first)
         self._leases[id(lease)] = lease
-        self._arm("lease", lease.deadline, self._expire)
+        if "lease" not in self._timers:
+            # All leases are as long: the timer of an earlier one is never too late for this one.
+            self._arm("lease", lease.deadline, self._expire)
         self._pump().touch()
         return lease
 
@@ -170,7 +183,7 @@ class LeaseManager:
         """Send the records to the dead letters that were leased as often as they may be; the others."""
         over = [run for run in runs if run.attempts > most]
         if over:
-            lease = Lease(self, over, self._loop.time() + self._state.config.lease_timeout)
+            lease = Lease(self, over, self._loop.time() + self._timeout)
             self._leases[id(lease)] = lease
             task = self._loop.create_task(self._bury_quietly(lease))
             self._burials.add(task)
@@ -248,7 +261,7 @@ class LeaseManager:
         """Let a lease's time begin anew."""
         self._check()
         if self._leases.pop(id(lease), None) is not None:
-            lease.deadline = self._loop.time() + self._state.config.lease_timeout
+            lease.deadline = self._loop.time() + self._timeout
             self._leases[id(lease)] = lease
 
     def after_fork(self) -> None:

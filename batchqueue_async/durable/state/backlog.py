@@ -92,6 +92,11 @@ class Backlog:
     def __bool__(self) -> bool:
         return bool(self.window or self.extents or self.returned or self._index.any_returned)
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether any of them have to be read before they are leased."""
+        return bool(self.extents) or self._index.any_returned
+
     # Frames come in
 
     def add(self, frame: Frame) -> None:
@@ -181,6 +186,9 @@ class Backlog:
 
     def peek(self) -> Run | None:
         """The run that is next; None when there is none, or the disk has it."""
+        if not self.returned and not self._index.any_returned:
+            # The usual case: nothing has come back.
+            return (self.window[-1] if self._newest_first else self.window[0]) if self.window else None
         run = self.returned.next()
         if not self._newest_first:
             parked = self._index.first_returned()

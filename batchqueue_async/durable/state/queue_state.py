@@ -362,7 +362,8 @@ class QueueState:
             runs = self.backlog.take(most, max_bytes, at_least_one=not granted)
             if not runs:
                 break
-            runs = self._unexpired(runs, now_ns)
+            if self.config.max_age is not None:
+                runs = self._unexpired(runs, now_ns)
             if self.gate is not None:
                 runs = self.gate.admit(runs)
             granted += runs
@@ -370,26 +371,31 @@ class QueueState:
                 break  # nothing was filtered out: `take` has gone as far as the limits allow
             max_records -= sum(run.high - run.low for run in runs)
             max_bytes -= sum(map(run_bytes, runs))
-        leased = [run._replace(attempts=run.attempts + 1) for run in granted]
-        self._note_leases(leased)
-        return leased
+        return [self._leased(run) for run in granted]
 
-    def _note_leases(self, leased: list[Run]) -> None:
-        for run in leased:
-            entry = self.index.of(run.seq)
-            self._lease(entry, run, 1)
-            entry.attempts.put(run.seq, run.end, run.attempts)
-            self._note(entry, Entry(acklog.LEASED, run.seq, run.end, run.attempts))
+    def _leased(self, run: Run) -> Run:
+        """A run is out on a lease now: one attempt more."""
+        seq, frame, low, high, attempts = run
+        count, attempts = high - low, attempts + 1
+        entry = self.index.of(seq)
+        self.leased += count
+        entry.leased += count
+        entry.attempts.put(seq, seq + count, attempts)
+        entry.note(Entry(acklog.LEASED, seq, seq + count, attempts))
+        self.touched.add(entry.number)
+        return Run(seq, frame, low, high, attempts)
 
-    def _lease(self, entry: Segment, run: Run, sign: int) -> None:
-        """A run is out on a lease now (1), or back (-1)."""
-        self.leased += sign * (run.high - run.low)
-        entry.leased += sign * (run.high - run.low)
+    def _unlease(self, run: Run) -> Segment:
+        """A run is no longer out; the segment that it is in."""
+        count = run.high - run.low
+        entry = self.index.of(run.seq)
+        self.leased -= count
+        entry.leased -= count
+        return entry
 
     def _come_back(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            entry = self.index.of(run.seq)
-            self._lease(entry, run, -1)
+            entry = self._unlease(run)
             # Fewer than were noted, if this lease was no attempt.
             entry.attempts.put(run.seq, run.end, run.attempts)
 
@@ -413,16 +419,14 @@ class QueueState:
 
     def ack(self, runs: list[Run]) -> int:
         """Leased records are done."""
-        self._unlease(runs)
-        count = self.settle(acklog.ACKED, runs)
+        count = self._settle_leased(runs)
         self.counters.acked += count
         self.counters.retry_successes += sum(run.high - run.low for run in runs if run.attempts > 1)
         return count
 
     def bury(self, runs: list[Run], reason: str) -> int:
         """Leased records are in the dead letters now."""
-        self._unlease(runs)
-        count = self.settle(acklog.ACKED, runs)
+        count = self._settle_leased(runs)
         self.counters.dead_lettered += count
         self.counters.retry_failures[reason] += count
         return count
@@ -506,10 +510,13 @@ class QueueState:
         self.counters.dropped[reason] += dropped
         return dropped
 
-    def _unlease(self, runs: list[Run]) -> None:
+    def _settle_leased(self, runs: list[Run]) -> int:
+        count = 0
         for run in runs:
-            self._lease(self.index.of(run.seq), run, -1)
-        self.release((run.seq, run.end) for run in runs)
+            count += self.settle_range(self._unlease(run), acklog.ACKED, run.seq, run.end)
+        if self.gate is not None:
+            self.release((run.seq, run.end) for run in runs)
+        return count
 
     def settle(self, kind: int, runs: list[Run]) -> int:
         """Records are done for this reason; how many were not done before."""

@@ -78,11 +78,13 @@ class RangeMap:
         if low >= high:
             return
         value = min(value, _MOST)
-        at = bisect_left(self._tops, low)
-        if at == len(self._tops):
-            if value:
+        tops = self._tops
+        if not tops or low >= tops[-1]:
+            # The usual case by far: records are leased in order.
+            if value and not self.extend(low, high, value):
                 self._push(low, high, value)
             return
+        at = bisect_left(tops, low)
         chunk = self._chunks[at]
         start = bisect_left(chunk.highs, low)
         stop = bisect_right(chunk.lows, high, start)

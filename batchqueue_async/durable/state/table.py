@@ -166,12 +166,19 @@ class Segment:
         return new
 
     def note(self, entry: Entry) -> None:
-        """Remember an entry for the hint, joined to the one before it where it continues it."""
+        """Remember an entry for the hint, joined to the last or the one before where it continues that.
+
+        In the hint the order of entries means nothing. Records that are leased and acknowledged batch by batch take
+        two entries by this, and not two for each batch.
+        """
         pending = self.pending
-        if pending and (last := pending[-1]).high == entry.low and last[0] == entry.kind and last[3] == entry.attempts:
-            pending[-1] = Entry(entry.kind, last.low, entry.high, entry.attempts)
-        else:
-            pending.append(entry)
+        kind, low, high, attempts = entry
+        for at in (-1, -2)[: len(pending)]:
+            last = pending[at]
+            if last[2] == low and last[0] == kind and last[3] == attempts:
+                pending[at] = Entry(kind, last[1], high, attempts)
+                return
+        pending.append(entry)
 
 
 def merge_attempts(entries: Iterable[Entry], settled: RangeSet) -> list[tuple[int, int, int]]:

@@ -117,6 +117,10 @@ class GroupCommit:
         if not self.busy and "hints" not in self._timers:
             self._after("hints", _HINT_DELAY, self.kick)
 
+    def _send_soon(self) -> None:
+        if self._scheduled and self._pending.frames:
+            self._send()
+
     def _send(self, *, last: bool = False) -> None:
         self._scheduled = False
         if self.busy or self._ended:
@@ -163,9 +167,14 @@ class GroupCommit:
         state.forget(gone)
         if gone:
             self._on_deleted(gone)
-        for frame in state.applied(outcome):
+        written = state.applied(outcome)
+        for frame in written:
             self._pending.settled(frame)
             self._confirm(frame)
+        if written:
+            # After those who were just told have put again, and before consumers have their turn: the writer is not
+            # to wait for them.
+            self._loop.call_soon(self._send_soon)
         for hint in work.swaps:
             if (done := self._swaps.pop(hint.number, None)) is not None:
                 done(hint.number in outcome.swapped)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import time
+from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable.disk import acklog, segment
@@ -247,10 +249,7 @@ class Writer:
                 if stop > at and (size + whole > self._buffer or full):
                     break
                 offset = active.offset + size
-                pieces = self._encode(frame, frame.payloads or [], active, offset)
-                # One frame without a codec is as large as was reckoned; else it is the sum of its pieces.
-                plain = not self._codec and whole <= fmt.FRAME_BYTES
-                stored = whole if plain or (frame.count == 1 and not self._codec) else sum(map(len, pieces))
+                pieces, stored = self._encode(frame, frame.payloads or [], active, offset)
                 frame.segment, frame.offset, frame.stored = active.number, offset, stored
                 size += stored
                 parts += pieces
@@ -258,33 +257,41 @@ class Writer:
             self._append(active, frames[at:stop], parts, size)
             at = stop
 
-    def _encode(self, frame: Frame, payloads: list[bytes], target: segment.SegmentWriter, offset: int) -> list[bytes]:
+    def _encode(
+        self, frame: Frame, payloads: list[bytes], target: segment.SegmentWriter, offset: int
+    ) -> tuple[list[bytes], int]:
+        """The pieces of a frame, or of as many as it takes, and their bytes."""
         frame.parts = []
-        if len(payloads) == 1 or fmt.frame_size(len(payloads), frame.raw) <= fmt.FRAME_BYTES:
-            return self._encode_one(frame, payloads, target, (frame.first, offset, 0))
+        whole = fmt.frame_size(len(payloads), frame.raw)
+        if len(payloads) == 1 or whole <= fmt.FRAME_BYTES:
+            return self._encode_one(frame, payloads, target, (frame.first, offset, 0), whole)
         pieces: list[bytes] = []
-        at = 0
+        # Where the row and the payload of each record end, if all were in one frame.
+        ends = list(accumulate(map(fmt.TABLE_ROW.__add__, map(len, payloads))))
+        at = before = total = 0
         while at < len(payloads):
-            stop, size = at, fmt.FRAME_HEADER
-            while stop < len(payloads) and (
-                stop == at or size + len(payloads[stop]) + fmt.TABLE_ROW <= fmt.FRAME_BYTES
-            ):
-                size += len(payloads[stop]) + fmt.TABLE_ROW
-                stop += 1
+            stop = max(at + 1, bisect_right(ends, before + fmt.FRAME_BYTES - fmt.FRAME_HEADER))
             flags = 0
             if frame.kind == fmt.ATOMIC:
                 flags = (fmt.CONTINUED if at else 0) | (fmt.MORE if stop < len(payloads) else 0)
-            frame.parts.append((frame.first + at, offset))
-            part = self._encode_one(frame, payloads[at:stop], target, (frame.first + at, offset, flags))
-            offset += sum(map(len, part))
+            place = (frame.first + at, offset + total, flags)
+            frame.parts.append(place[:2])
+            whole = fmt.FRAME_HEADER + ends[stop - 1] - before
+            part, size = self._encode_one(frame, payloads[at:stop], target, place, whole)
             pieces += part
-            at = stop
-        return pieces
+            total += size
+            at, before = stop, ends[stop - 1]
+        return pieces, total
 
     def _encode_one(
-        self, frame: Frame, payloads: list[bytes], target: segment.SegmentWriter, place: tuple[int, int, int]
-    ) -> list[bytes]:
-        return fmt.encode_frame(
+        self,
+        frame: Frame,
+        payloads: list[bytes],
+        target: segment.SegmentWriter,
+        place: tuple[int, int, int],
+        plain_size: int,
+    ) -> tuple[list[bytes], int]:
+        pieces = fmt.encode_frame(
             payloads,
             kind=frame.kind,
             codec=self._codec,
@@ -295,6 +302,7 @@ class Writer:
             offset=place[1],
             flags=place[2],
         )
+        return pieces, sum(map(len, pieces)) if self._codec else plain_size
 
     def _append(self, active: segment.SegmentWriter, frames: list[Frame], pieces: list[bytes], size: int) -> None:
         active.append(pieces, size, frames)
@@ -409,8 +417,7 @@ class Writer:
             fresh = self._open(again[0][0].first)
             shift = fresh.offset - start
             for frame, payloads in again:
-                pieces = self._encode(frame, payloads, fresh, fresh.offset)
-                stored = sum(map(len, pieces))
+                pieces, stored = self._encode(frame, payloads, fresh, fresh.offset)
                 if id(frame) in ours:
                     frame.segment, frame.offset, frame.stored = fresh.number, fresh.offset, stored
                 fresh.append(pieces, stored, [frame])
