@@ -469,7 +469,7 @@ class DurableQueue:
         if size > self._limit:
             raise self._too_large(size)
         rank = self._rank if durability is None else self._rank_of(durability)
-        if self._pump.guards and not await self._admission.admit(1, size):
+        if self._pump.guards and not (self._admission.at_once(1, size) or await self._admission.admit(1, size)):
             return DROPPED
         future = self._state.pending.append(payload, size, rank)
         try:
@@ -500,7 +500,8 @@ class DurableQueue:
                 f"atomic put of {self._most_bytes} bytes holds; put them in several calls"
             )
         rank = self._rank if durability is None else self._rank_of(durability)
-        if self._pump.guards and not await self._admission.admit(len(items), raw):
+        count = len(items)
+        if self._pump.guards and not (self._admission.at_once(count, raw) or await self._admission.admit(count, raw)):
             return range(0)
         future = self._state.pending.append_frame(items, raw, rank)
         try:
@@ -641,7 +642,7 @@ class DurableQueue:
     @property
     def records(self) -> int:
         """Records that are not settled."""
-        return self._state.records
+        return self._state.records - self._state.room.owed
 
     @property
     def leased(self) -> int:
@@ -666,7 +667,7 @@ class DurableQueue:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Records dropped, by reason."""
-        return self._state.counters.dropped
+        return self._state.room.dropped()
 
     def now_ns(self) -> int:
         """The time on the clock of `Record.enqueued_at`, in nanoseconds."""

@@ -150,15 +150,16 @@ def snapshot(state: QueueState) -> DurableStats:
     config = state.config
     disk = state.room.used_bytes
     held = state.gate.held if state.gate is not None else 0
+    records = state.records - state.room.owed
     delayed = state.index.delayed
     shares = [0.0]
     if config.max_records is not None:
-        shares.append(state.records / config.max_records)
+        shares.append(records / config.max_records)
     if config.max_bytes is not None:
         shares.append(disk / config.max_bytes)
     return DurableStats(
-        records=state.records,
-        ready=state.records - state.leased - delayed - held - counters.unreadable,
+        records=records,
+        ready=records - state.leased - delayed - held - counters.unreadable,
         leased=state.leased,
         delayed=delayed,
         max_records=config.max_records,
@@ -175,7 +176,7 @@ def snapshot(state: QueueState) -> DurableStats:
         put_bytes=counters.put_bytes,
         acked=counters.acked,
         dead_lettered=counters.dead_lettered,
-        dropped=dict(counters.dropped),
+        dropped=dict(state.room.dropped()),
         retries=counters.retries,
         retry_successes=counters.retry_successes,
         retry_failures=dict(counters.retry_failures),

@@ -28,17 +28,21 @@ class Eviction:
         """
         state = self._state
         if reason == "max_records":
+            state.room.pay()
             limit = state.config.max_records or 0
-            wanted = state.records + state.pending.records + records - limit
-            dropped = 0
-            while dropped < wanted and (new := self._drop_next(wanted - dropped)):
-                dropped += new
-            return dropped > 0
+            return self.drop_records(state.records + state.pending.records + records - limit) > 0
         needed = state.room.missing_bytes(size)
         while needed > state.freeing_bytes():
             if not self._drop_segment():
                 break
         return state.freeing_bytes() > 0
+
+    def drop_records(self, wanted: int) -> int:
+        """Drop so many of the oldest records that nobody has, or as many as there are; how many."""
+        dropped = 0
+        while dropped < wanted and (new := self._drop_next(wanted - dropped)):
+            dropped += new
+        return dropped
 
     def make_room_on_disk(self) -> bool:
         """Drop one segment's records for a disk that is full; whether that, or an earlier drop, will free anything."""

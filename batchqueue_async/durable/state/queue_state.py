@@ -76,12 +76,24 @@ class QueueState:
                 )
                 self.backlog.add_extent(extent)
 
-    def freeing_bytes(self) -> int:
-        """What settled segments that are not deleted yet take, and will give back with the next round."""
+    def deletable_bytes(self) -> int:
+        """What the next round gives back before it writes anything: settled segments, unless that has failed before."""
         total = 0
         for number in self.emptied:
             entry = self.segments.get(number)
-            if entry is not None and _empty(entry) and number != self.newest and not self._referred(number):
+            if entry is not None and self._is_deletable(entry) and not entry.stuck:
+                total += entry.size + entry.hint_bytes
+        return total
+
+    def _is_deletable(self, entry: Segment) -> bool:
+        return _empty(entry) and entry.number != self.newest and not self._referred(entry.number)
+
+    def freeing_bytes(self) -> int:
+        """What settled segments that are not deleted yet take, and will give back with the next rounds."""
+        total = 0
+        for number in self.emptied:
+            entry = self.segments.get(number)
+            if entry is not None and self._is_deletable(entry):
                 total += entry.size + entry.hint_bytes
         newest = self.segments.get(self.newest)
         if newest is not None and not newest.unsettled and not self._referred(newest.number):
@@ -236,7 +248,7 @@ class QueueState:
             entry = self.segments.get(number)
             if entry is None:
                 self.emptied.discard(number)
-            elif _empty(entry) and number != self.newest and not self._referred(number):
+            elif self._is_deletable(entry):
                 self.emptied.discard(number)
                 self.backlog.forget_segment(number)
                 gone.append(number)
@@ -289,7 +301,7 @@ class QueueState:
         """Segments whose deletion failed; it is tried again."""
         for number in numbers:
             entry = self.segments[number]
-            entry.deleted = False
+            entry.deleted, entry.stuck = False, True
             self.disk_bytes += entry.size + entry.hint_bytes
             self.emptied.add(number)
 
@@ -354,6 +366,9 @@ class QueueState:
 
     def grant(self, max_records: int, max_bytes: int, now_ns: int) -> list[Run]:
         """The next records for a lease; those past `max_age` are dropped on the way."""
+        if self.room.owed:
+            # Before they are leased, and can't be dropped.
+            self.room.pay()
         granted: list[Run] = []
         while (
             max_records > 0 and max_bytes > 0 and not (self.gate and self.gate.full and not self.backlog.any_returned)

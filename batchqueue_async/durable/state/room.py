@@ -10,7 +10,7 @@ from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.durable.state.dropping import Eviction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from batchqueue_async.durable.state.queue_state import QueueState
 
@@ -36,6 +36,8 @@ class Room:
         free_bytes: what the file system has left, when it was last asked.
         disk_full: frames wait for room on a disk that was found full.
         eviction: what goes when there is no room.
+        owed: records that are dropped with the next `pay`, for puts that are in: in one go, as if each had dropped its
+            own. They count as dropped from the moment on at which they are owed.
     """
 
     def __init__(self, state: QueueState) -> None:
@@ -44,6 +46,7 @@ class Room:
         self.eviction = Eviction(state)
         self.free_bytes: int | None = None
         self.disk_full = False
+        self.owed = 0
         self._dead_known = 0
         self._dead_now: Callable[[], int | None] = _not_open
 
@@ -88,12 +91,22 @@ class Room:
 
     def lacks(self, records: int, size: int) -> str | None:
         """Why there is no room for these now, or None."""
-        state, config = self._state, self._config
         if self.disk_full:
             return "disk_full"
-        if config.max_records is not None and state.records + state.pending.records + records > config.max_records:
+        if self._config.max_records is not None and self._over(records) > 0:
             return "max_records"
-        if self.used_bytes + state.pending.disk_bytes + size > config.usable_bytes:
+        return self._lacks_bytes(size)
+
+    def _over(self, records: int) -> int:
+        """By how many records `max_records` would be exceeded with these."""
+        state = self._state
+        return state.records - self.owed + state.pending.records + records - (self._config.max_records or 0)
+
+    def _lacks_bytes(self, size: int) -> str | None:
+        state, config = self._state, self._config
+        excess = self.used_bytes + state.pending.disk_bytes + size - config.usable_bytes
+        # The round that writes this, or one before it, deletes what can be deleted now.
+        if excess > 0 and excess > state.deletable_bytes():
             return "max_bytes"
         free = self.free_bytes
         if (
@@ -103,6 +116,29 @@ class Room:
         ):
             return "min_free_bytes"
         return None
+
+    def takes(self, records: int, size: int) -> bool:
+        """Whether a put may come in at once: there is room, or it owes the oldest records for what it takes."""
+        if self.disk_full or self._lacks_bytes(size) is not None:
+            return False
+        if self._config.max_records is None or (over := self._over(records)) <= 0:
+            return True
+        state = self._state
+        droppable = state.records - self.owed - state.leased - state.counters.unreadable
+        if self._config.overflow != "drop_oldest" or over > min(droppable, records):
+            return False
+        self.owed += over
+        return True
+
+    def dropped(self) -> Mapping[str, int]:
+        """Records dropped, by reason."""
+        known = self._state.counters.dropped
+        return known if not self.owed else {**known, "oldest": known["oldest"] + self.owed}
+
+    def pay(self) -> None:
+        """Drop what is owed."""
+        owed, self.owed = self.owed, 0
+        self.eviction.drop_records(owed)
 
     def missing_bytes(self, size: int) -> int:
         """How many bytes on the disk have to go before `size` more fit into both limits; not above 0 when they do."""

@@ -48,6 +48,7 @@ class Segment:
         "settled",
         "size",
         "sparse_at",
+        "stuck",
         "swapping",
         "unreadable",
     )
@@ -62,6 +63,8 @@ class Segment:
         self.newest_ns = 0
         self.closed = False
         self.deleted = False
+        # It could not be deleted when that was tried last.
+        self.stuck = False
         self.unreadable = False
         self.settled = RangeSet()
         self.lost = RangeSet()

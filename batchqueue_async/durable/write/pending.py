@@ -96,6 +96,16 @@ class WriteBuffer:
         self._records += frame.count
         self._bytes += _size(frame)
 
+    def reserve(self, records: int, size: int) -> None:
+        """Room is kept for a put that is to come in another step of the loop, until `release`."""
+        self._records += records
+        self._bytes += size
+
+    def release(self, records: int, size: int) -> None:
+        """That put comes now, or never."""
+        self._records -= records
+        self._bytes -= size
+
     # Out
 
     def take(self, most: int) -> list[Frame]:

@@ -70,7 +70,8 @@ class GroupCommit:
         self._hints_due = 0.0
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._purging = False
-        self._room_waiters: list[asyncio.Future[None]] = []
+        # Who waits for room, to be called after the next round, settlement or probe.
+        self._on_progress: Callable[[], None] | None = None
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._note_waiters: list[asyncio.Future[None]] = []
         self._after_this: list[Callable[[], None]] = []
@@ -128,7 +129,7 @@ class GroupCommit:
         state = self._state
         work = Round(now_ns=self._clock(), last=last)
         work.deletes = state.deletable()
-        if self._room_waiters or self.stalled or self._short or self._compacting or last:
+        if self.starved or self._compacting or last:
             starved = self.stalled or self._short
             work.shrink = None if self._pending.frames and not starved else state.shrinkable()
         work.segment_bytes = self._segment_bytes
@@ -136,7 +137,8 @@ class GroupCommit:
             work.frames = self._pending.take(_ROUND_BYTES)
             state.assign(work.frames)
         now = self._loop.time()
-        if last or self.stalled or self._room_waiters or now >= self._hints_due:
+        awaited = self._on_progress is not None
+        if last or self.stalled or awaited or now >= self._hints_due:
             # Not with every round of a busy queue: the entries of some milliseconds join, and cost one write.
             work.hints = state.hints()
             self._hints_due = now + _HINT_DELAY
@@ -149,7 +151,7 @@ class GroupCommit:
         work.sync = self._sync_due or any(frame.rank == ALWAYS for frame in work.frames)
         wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
         wanted = wanted or work.swaps or work.sync_hints
-        if not wanted and not self._room_waiters and not self._looking:
+        if not wanted and not awaited and not self._looking:
             return
         self._sync_due = self._looking = self._compacting = False
         self.busy = True
@@ -207,7 +209,7 @@ class GroupCommit:
     @property
     def starved(self) -> bool:
         """Whether anybody waits for room, or the disk was found full."""
-        return bool(self._room_waiters) or self.stalled or self._short
+        return self._on_progress is not None or self.stalled or self._short
 
     def _tell_readers(self) -> None:
         calls, self._after_this = self._after_this, []
@@ -378,19 +380,13 @@ class GroupCommit:
 
     # Room
 
-    async def progress(self) -> None:
-        """Return after the next round, settlement or probe: a good moment to look for room again."""
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._room_waiters.append(waiter)
-        if not self.stalled:
+    def on_progress(self, call: Callable[[], None] | None) -> None:
+        """Call this after the next round, settlement or probe: somebody waits for room. None: nobody does."""
+        self._on_progress = call
+        if call is not None and not self.stalled:
             if self._state.shrinkable() or self._state.touched:
                 self.kick()
             self._after("room", _PROBE, self.kick)
-        try:
-            await waiter
-        finally:
-            if waiter in self._room_waiters:
-                self._room_waiters.remove(waiter)
 
     async def noted(self) -> None:
         """Return when everything that is to be noted beside the segments by now is written there, or could not be."""
@@ -415,14 +411,14 @@ class GroupCommit:
 
     def room_changed(self) -> None:
         """Records were settled: that may be what a blocked put waits for."""
-        if self._room_waiters:
+        if self._on_progress is not None:
             self._wake_room()
             self.kick()
 
     def _wake_room(self) -> None:
-        waiters, self._room_waiters = self._room_waiters, []
-        for waiter in waiters:
-            _wake(waiter)
+        call, self._on_progress = self._on_progress, None
+        if call is not None:
+            call()
 
     # The end
 

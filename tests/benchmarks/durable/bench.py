@@ -234,12 +234,14 @@ def opening(bench: Bench, records: int, kind: str) -> tuple[float, float]:
 # drop_oldest, partial acknowledgements
 
 
-def ours_dropping(bench: Bench, count: int, full: int | None, limit: str) -> float:
-    """Puts each second, `full` records being there at the limit, or none far below it."""
+def ours_dropping(bench: Bench, count: int, limit: str, *, full: bool) -> float:
+    """Puts each second, at a limit of 20,000 records or far below one; the segments are as large either way."""
 
     async def main() -> float:
-        most = (full or 20 * count) if limit == "max_records" else (full or 20 * count) * 1_200
-        options: dict[str, Any] = {limit: most}
+        most = 20_000 if full else 20 * count
+        options: dict[str, Any] = {limit: most if limit == "max_records" else most * 1_200}
+        if limit == "max_bytes":
+            options["segment_bytes"] = DurableConfig(max_bytes=20_000 * 1_200).rotate_bytes
         config = DurableConfig(durability="os", overflow="drop_oldest", **options)
         async with DurableQueue.open(bench.fresh(), config) as queue:
             while full and not queue.stats().dropped:
@@ -366,8 +368,8 @@ def dropping(bench: Bench) -> None:
     count = bench.count(20_000)
     for limit in ("max_records", "max_bytes"):
         below, at = bench.turns(
-            lambda: ours_dropping(bench, count, None, limit),  # noqa: B023 - called at once
-            lambda: ours_dropping(bench, count, 20_000, limit),  # noqa: B023 - called at once
+            lambda: ours_dropping(bench, count, limit, full=False),  # noqa: B023 - called at once
+            lambda: ours_dropping(bench, count, limit, full=True),  # noqa: B023 - called at once
         )
         bench.row(f"put, 1 KB, os, below {limit}", below, "records/s")
         bench.row("  at it, drop_oldest", at, "records/s", against=below, target=0.7)
