@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.durable.disk import compression
@@ -55,6 +55,9 @@ CONTINUED = 2
 """Flag of a frame of an atomic put: its records began in an earlier frame."""
 SPARSE = 4
 """Flag of a frame that compaction wrote: the numbers missing before it were settled, and their records left out."""
+
+# Payloads of fewer bytes than this are small beside what Python takes for each.
+_SMALL = 4096
 
 _SYNCED = 1
 _COMPACTED = 2
@@ -258,8 +261,13 @@ def decode_frame_body(header: FrameHeader, data: memoryview) -> DecodedFrame | N
         if unpacked is None:
             return None
         body = memoryview(unpacked)
-    ends = list(accumulate(sizes))
-    found: list[bytes] = [bytes(body[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    places = pairwise(accumulate(sizes, initial=0))
+    if header.raw_size < _SMALL * header.records:
+        # One copy of all is cheaper than a view of each.
+        whole = bytes(body)
+        found = [whole[start:end] for start, end in places]
+    else:
+        found = [bytes(body[start:end]) for start, end in places]
     if tuple(map(crc32, found)) == crcs:
         return DecodedFrame(list(found), 0)
     checked = [payload if crc32(payload) == crc else None for payload, crc in zip(found, crcs, strict=True)]

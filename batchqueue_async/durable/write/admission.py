@@ -63,7 +63,7 @@ class Admission:
         return QueueClosedError(f"durable queue {self._path}: closed while a put waited for room; it was not put")
 
     def at_once(self, records: int, raw: int) -> bool:
-        """Whether a put may come in without further ado."""
+        """Whether a put may come in now, without a wait and without a refusal."""
         if self._waiters or self._granted or not self._room.takes(records, frame_size(records, raw)):
             return False
         if self._room.owed and not self._paying:
