@@ -490,10 +490,9 @@ class DurableQueue:
             return range(0)
         if set(map(type, items)) != {bytes}:
             items = list(map(_as_bytes, items))
-        sizes = list(map(len, items))
-        raw = sum(sizes)
-        if max(sizes) > self._limit:
-            raise self._too_large(max(sizes))
+        raw = sum(map(len, items))
+        if raw > self._limit and (size := max(map(len, items))) > self._limit:
+            raise self._too_large(size)
         if frame_size(len(items), raw) > self._most_bytes or len(items) > MAX_RECORDS:
             raise RecordTooLargeError(
                 f"durable queue {self.path}: put_many of {len(items)} records and {raw} bytes is more than one "

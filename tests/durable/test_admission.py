@@ -133,3 +133,18 @@ async def test_what_could_not_be_deleted_is_no_room():
         refusing = False
         await eventually(lambda: queue.stats().disk_bytes < 36_000)
         assert await queue.put(b"again") > 0
+
+
+async def test_what_was_settled_before_the_opening_does_not_count_as_dropped():
+    files = RecordingFiles()
+    options = {"max_records": 4, "overflow": "drop_oldest", "memory_bytes": 1}
+    async with opened(files, **options) as queue:
+        await queue.put_many([b"a", b"b", b"c", b"d"])
+        lease = await queue.lease(4)
+        await lease.ack([1, 2])
+        await lease.nack()
+    async with opened(files, **options) as queue:
+        await queue.put_many([b"e", b"f"])
+        await queue.put(b"g")
+        assert queue.stats().records == 4
+        assert queue.stats().dropped == {"oldest": 1}

@@ -39,17 +39,19 @@ class Eviction:
 
     def drop_records(self, wanted: int) -> int:
         """Drop so many of the oldest records that nobody has, or as many as there are; how many."""
-        dropped = 0
-        while dropped < wanted and (new := self._drop_next(wanted - dropped)):
-            dropped += new
-        return dropped
+        before = self._state.records
+        left = before - wanted
+        # What a step says may have been settled already, in an earlier run: it is no record any longer.
+        while (excess := self._state.records - left) > 0 and self._drop_next(excess):
+            pass
+        return before - self._state.records
 
     def make_room_on_disk(self) -> bool:
         """Drop one segment's records for a disk that is full; whether that, or an earlier drop, will free anything."""
         return self._state.freeing_bytes() > 0 or self._drop_segment()
 
     def _drop_next(self, most: int) -> int:
-        """Drop up to so many of the oldest records that nobody has; how many."""
+        """Drop up to so many of the oldest records that nobody has; 0 when there are none."""
         state = self._state
         oldest = state.backlog.oldest()
         first = _NONE if oldest is None else oldest.first if isinstance(oldest, Extent) else oldest.seq

@@ -266,18 +266,20 @@ class Writer:
         if len(payloads) == 1 or whole <= fmt.FRAME_BYTES:
             return self._encode_one(frame, payloads, target, (frame.first, offset, 0), whole)
         pieces: list[bytes] = []
-        # Where the row and the payload of each record end, if all were in one frame.
-        ends = list(accumulate(map(fmt.TABLE_ROW.__add__, map(len, payloads))))
+        ends = list(accumulate(map(len, payloads)))
         at = before = total = 0
+
+        def size_up_to(last: int) -> int:
+            return fmt.FRAME_HEADER + fmt.TABLE_ROW * (last + 1 - at) + ends[last] - before
+
         while at < len(payloads):
-            stop = max(at + 1, bisect_right(ends, before + fmt.FRAME_BYTES - fmt.FRAME_HEADER))
+            stop = at + max(1, bisect_right(range(at, len(payloads)), fmt.FRAME_BYTES, key=size_up_to))
             flags = 0
             if frame.kind == fmt.ATOMIC:
                 flags = (fmt.CONTINUED if at else 0) | (fmt.MORE if stop < len(payloads) else 0)
             place = (frame.first + at, offset + total, flags)
             frame.parts.append(place[:2])
-            whole = fmt.FRAME_HEADER + ends[stop - 1] - before
-            part, size = self._encode_one(frame, payloads[at:stop], target, place, whole)
+            part, size = self._encode_one(frame, payloads[at:stop], target, place, size_up_to(stop - 1))
             pieces += part
             total += size
             at, before = stop, ends[stop - 1]
