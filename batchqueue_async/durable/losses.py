@@ -1,4 +1,7 @@
-"""A log line for records that a limit has dropped: at once for the first, then one a minute for the others."""
+"""Log lines for what is lost or repaired.
+
+For records that a limit has dropped, at once for the first, then one a minute for the others; and for each repair.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
     from pathlib import Path
+
+    from batchqueue_async.durable.disk.recovery import RecoveryReport
 
 _EVERY = 60.0
 
@@ -34,3 +39,21 @@ class LossLog:
         self._quiet_until = self._clock() + _EVERY
         if new:
             log.warning("durable_records_dropped", path=str(self._path), **new)
+
+
+def log_report(directory: Path, report: RecoveryReport) -> None:
+    """A log line for everything that opening has repaired, set aside or left alone."""
+    path = str(directory)
+    for words in report.repairs:
+        if not words.startswith("write queue.id") or report.segments:
+            log.info("durable_repaired", path=path, repair=words)
+    for words in report.failed_repairs:
+        log.error("durable_repair_failed", path=path, repair=words)
+    for name in report.quarantined:
+        log.error("durable_quarantined", path=path, name=name)
+    for name in report.strays:
+        log.warning("durable_stray_file", path=path, name=name)
+    for name in report.unreadable:
+        log.error("durable_segment_unreadable", path=path, name=name)
+    if report.damaged_records or report.torn_records:
+        log.error("durable_records_damaged", path=path, records=report.damaged_records, torn=report.torn_records)

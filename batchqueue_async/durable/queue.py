@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 import weakref
 from asyncio import get_running_loop
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from operator import index
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from batchqueue_async._support import log
 from batchqueue_async._support.registry import everything, looked_at
+from batchqueue_async.durable.arguments import as_bytes, as_count, as_directory
 from batchqueue_async.durable.config import RANKS, Durability, DurableConfig
 from batchqueue_async.durable.disk import compression, recovery
 from batchqueue_async.durable.disk.files import Files, OsFiles
 from batchqueue_async.durable.disk.format import MAX_FRAME, MAX_PUT, MAX_RECORDS, frame_size
 from batchqueue_async.durable.io_thread import Runner, Worker
-from batchqueue_async.durable.losses import LossLog
+from batchqueue_async.durable.losses import LossLog, log_report
 from batchqueue_async.durable.read.graveyard import DeadLetterQueue
 from batchqueue_async.durable.read.leasing import LeaseManager
 from batchqueue_async.durable.read.loader import Loader
@@ -49,12 +47,12 @@ from batchqueue_async.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
+    from pathlib import Path
 
     from batchqueue_async.durable.dead_letters import DeadLetter
     from batchqueue_async.durable.disk.recovery import RecoveryReport
     from batchqueue_async.leases.lease import Lease
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _LEASE_RECORDS = 1_000
 _LEASE_BYTES = 16 << 20
 _DEAD_LETTERS = 500
@@ -109,18 +107,7 @@ class DurableQueue:
             wall_clock: nanoseconds since 1970, asked once at the opening; from then on time is the loop's.
             runner: what makes the I/O threads; the tests replace it.
         """
-        place = Path(path)
-        if name is not None:
-            if not _NAME.fullmatch(name):
-                raise ConfigError(
-                    f"DurableQueue.open: name={name!r} can't be a directory below {str(place)!r}; "
-                    "use letters, digits, '.', '-' and '_', at most 100, not starting with '.' or '-'"
-                )
-            place /= name
-        if "\0" in str(place):
-            raise ConfigError(f"DurableQueue.open: path={str(place)!r} has a NUL character; give a directory's path")
-        # As it is now: a program that changes its directory later keeps its queue.
-        return cls(place.absolute(), config or DurableConfig(), files or OsFiles(), wall_clock, runner)
+        return cls(as_directory(path, name), config or DurableConfig(), files or OsFiles(), wall_clock, runner)
 
     # Opening and closing
 
@@ -194,7 +181,7 @@ class DurableQueue:
         start, wall = self._loop.time(), self._wall()
         survey, lock, free = await self._call(self._writing, self._prepare)
         self._lock = lock
-        self._tell(survey.report)
+        log_report(self.path, survey.report)
         self._recovery = replace(survey.report, elapsed=self._loop.time() - start)
         # The wall clock is asked once. From here on time is the loop's, so a clock that jumps expires nothing.
         self._origin_ns = wall - int(start * 1e9)
@@ -283,23 +270,6 @@ class DurableQueue:
                 if self._given_up or time.monotonic() >= until:
                     raise
             time.sleep(_LOCK_PAUSE)
-
-    def _tell(self, report: recovery.RecoveryReport) -> None:
-        """A log line for everything that opening has repaired, set aside or left alone."""
-        path = str(self.path)
-        for words in report.repairs:
-            if not words.startswith("write queue.id") or report.segments:
-                log.info("durable_repaired", path=path, repair=words)
-        for words in report.failed_repairs:
-            log.error("durable_repair_failed", path=path, repair=words)
-        for name in report.quarantined:
-            log.error("durable_quarantined", path=path, name=name)
-        for name in report.strays:
-            log.warning("durable_stray_file", path=path, name=name)
-        for name in report.unreadable:
-            log.error("durable_segment_unreadable", path=path, name=name)
-        if report.damaged_records or report.torn_records:
-            log.error("durable_records_damaged", path=path, records=report.damaged_records, torn=report.torn_records)
 
     def _undo_boot(self, boot: asyncio.Task[None]) -> None:
         if not boot.cancelled() and boot.exception() is None:
@@ -464,7 +434,7 @@ class DurableQueue:
         if self._open_loop is None or get_running_loop() is not self._open_loop:
             self._check()
         if type(payload) is not bytes:
-            payload = _as_bytes(payload)
+            payload = as_bytes(payload)
         size = len(payload)
         if size > self._limit:
             raise self._too_large(size)
@@ -489,7 +459,7 @@ class DurableQueue:
         if not items:
             return range(0)
         if set(map(type, items)) != {bytes}:
-            items = list(map(_as_bytes, items))
+            items = list(map(as_bytes, items))
         raw = sum(map(len, items))
         if raw > self._limit and (size := max(map(len, items))) > self._limit:
             raise self._too_large(size)
@@ -541,7 +511,7 @@ class DurableQueue:
             self._check()
         # Before anything is taken: a number that fails amid it would take records along.
         if type(max_records) is not int or type(max_bytes) is not int or max_records < 1 or max_bytes < 1:
-            max_records, max_bytes = _whole("max_records", max_records), _whole("max_bytes", max_bytes)
+            max_records, max_bytes = as_count("max_records", max_records), as_count("max_bytes", max_bytes)
         if wait is not None and (not isinstance(wait, int | float) or wait != wait):  # noqa: PLR0124 - not a number
             raise ConfigError(f"DurableQueue.lease: wait={wait!r} is not a number of seconds; None waits, 0 does not")
         return self._leasing.at_once(max_records, max_bytes) or await self._leasing.lease(max_records, max_bytes, wait)
@@ -707,22 +677,6 @@ class DurableQueue:
 def _segment_bytes(wanted: int, free: int | None, used: int) -> int:
     """The size of segments, small beside what the file system has for the queue."""
     return wanted if free is None else min(wanted, max(_LEAST_SEGMENT, (free + used) // _DISK_SHARE))
-
-
-def _as_bytes(payload: object) -> bytes:
-    if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(cast("bytes", payload))
-    raise ConfigError(f"DurableQueue: a payload is bytes, not {type(payload).__name__}; encode it first")
-
-
-def _whole(name: str, value: object) -> int:
-    try:
-        number = index(cast("int", value))
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ConfigError(f"DurableQueue.lease: {name}={value!r} is not a whole number of at least 1; give 1 or more")
-    return number
 
 
 def _nothing(_result: object, _error: BaseException | None) -> None:
