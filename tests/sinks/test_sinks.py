@@ -658,3 +658,24 @@ def test_a_number_that_json_has_not_is_refused_by_column_too(values):
 def test_of_columns_of_one_name_the_last_one_is_in_the_lines():
     twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
     assert joined_lines([twice]) == b"".join(line + b"\n" for line in lines([twice])) == b'{"a":2}\n'
+
+
+@pytest.mark.parametrize("columns", [1, 3, 400, 1_200])
+def test_rows_of_any_number_and_width_come_into_sqlite(tmp_path, columns):
+    """They go many in a statement, as far as its parameters reach; of one key the last one stays."""
+
+    async def main():
+        sink = SqliteSink(tmp_path / "out.db", upsert_on=["c0"])
+        await sink.open()
+        for count in (1, 49, 50, 51, 149):
+            await sink.send(
+                [{f"c{at}": number % 120 if at == 0 else number for at in range(columns)} for number in range(count)]
+            )
+        await sink.close()
+
+    asyncio.run(main())
+    last = f"c{columns - 1}"
+    with closing(sqlite3.connect(tmp_path / "out.db")) as database:
+        found = dict(database.execute(f"SELECT c0, {last} FROM rows").fetchall())
+    wanted = {number % 120: number for number in range(149)}
+    assert found == (dict(zip(wanted, wanted, strict=True)) if columns == 1 else wanted)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
@@ -52,6 +52,12 @@ _NOTES = "SELECT source, number, noted_at FROM batchqueue_ledger WHERE target = 
 _FORGET = "DELETE FROM batchqueue_ledger WHERE target = ? AND source = ?"
 _FORGET_JOBS = "DELETE FROM batchqueue_ledger WHERE target = ? AND source GLOB 'job-*' AND noted_at < ?"
 _DATED = "SELECT 1 FROM pragma_table_info('batchqueue_ledger') WHERE name = 'noted_at'"
+_AT_ONCE = 50
+"""Rows of one INSERT."""
+
+_PARAMETERS = 999
+"""The most parameters of a statement that every SQLite takes."""
+
 _JOBS = 30 * 24 * 3600.0
 _SEEN = "SELECT key FROM batchqueue_keys WHERE target = ? AND key IN (SELECT value FROM json_each(?))"
 _TAKE = "INSERT INTO batchqueue_keys VALUES (?, ?)"
@@ -254,16 +260,28 @@ class Table:
 
     def insert_tuples(self, columns: Sequence[str], tuples: Iterable[Sequence[Any]]) -> None:
         """Insert values of the given columns. Needs a transaction."""
-        marks = ", ".join("?" * len(columns))
-        statement = f"INSERT INTO {quoted(self.name)} ({_list(columns)}) VALUES ({marks})"  # noqa: S608 - quoted
+        rows = list(tuples)
+        # Many rows in a statement: each statement lets other threads run, and waits for its turn after that.
+        at_once = max(1, min(_AT_ONCE, _PARAMETERS // len(columns)))
+        whole = len(rows) - len(rows) % at_once
+        flat, step = list(chain.from_iterable(rows[:whole])), at_once * len(columns)
+        with self._errors():
+            if flat:
+                parts = (flat[start : start + step] for start in range(0, len(flat), step))
+                self.connection.executemany(self._insertion(columns, at_once), parts)
+            self.connection.executemany(self._insertion(columns, 1), rows[whole:])
+
+    def _insertion(self, columns: Sequence[str], rows: int) -> str:
+        """The statement that inserts so many rows."""
+        marks = ", ".join([f"({', '.join('?' * len(columns))})"] * rows)
+        statement = f"INSERT INTO {quoted(self.name)} ({_list(columns)}) VALUES {marks}"  # noqa: S608 - quoted
         if self.upsert_on:
             others = [quoted(each) for each in columns if each not in self.upsert_on]
             changes = ", ".join(f"{each} = excluded.{each}" for each in others)
             statement += f" ON CONFLICT ({_list(self.upsert_on)}) DO " + (
                 f"UPDATE SET {changes}" if changes else "NOTHING"
             )
-        with self._errors():
-            self.connection.executemany(statement, tuples)
+        return statement
 
     def clear(self) -> None:
         """Remove all rows. Needs a transaction."""
