@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 DEMO_STAMP := $(VENV)/.demo-installed
 DOCS_STAMP := $(VENV)/.docs-installed
+LOCAL_VENV := $(if $(wildcard $(STAMP)),$(VENV),.venvs/demo-local)
+LOCAL_STAMP := $(LOCAL_VENV)/.local-installed
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.11")'
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
@@ -15,7 +18,7 @@ help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml .ci/hatch_build.py batchqueue_async/_native/hotpath.c
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.11")'
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --editable ".[spark]" --group dev
@@ -138,9 +141,17 @@ $(DEMO_STAMP): $(STAMP)
 demo: java $(DEMO_STAMP) ## a pipeline of Spark from a file into SQLite, checked and drawn; goes on where it was interrupted
 	$(BIN)/python examples/spark_demo.py $(DEMO)
 
+# What the package itself needs, and nothing for its development: seconds instead of minutes in a fresh clone.
+$(LOCAL_STAMP): pyproject.toml
+	@$(CHECK_PYTHON)
+	@test -x $(LOCAL_VENV)/bin/python || $(PYTHON) -m venv $(LOCAL_VENV)
+	$(LOCAL_VENV)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > $(LOCAL_VENV)/needs
+	$(LOCAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(LOCAL_VENV)/needs
+	@touch $@
+
 .PHONY: demo-local
-demo-local: $(STAMP) ## 10 seconds without Java: a destination is killed and comes back, and nothing is lost
-	$(BIN)/python examples/local_demo.py $(DEMO)
+demo-local: $(LOCAL_STAMP) ## seconds, and no Java: a destination is killed and comes back, and nothing is lost
+	PYTHONPATH=. $(LOCAL_VENV)/bin/python examples/local_demo.py $(DEMO)
 
 .PHONY: bench-spark
 bench-spark: java $(STAMP) ## DriverSink and the data source, compared with bare Spark

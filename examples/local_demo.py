@@ -183,7 +183,7 @@ def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=40_000, help="how many events (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=9.0, help="over how long (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="over how long (%(default)s)")
     parser.add_argument("--serve", nargs=2, metavar=("ADDRESS", "FILE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
