@@ -290,6 +290,7 @@ async def test_a_lake_table_behind_an_exporter(lake):
     assert ids(lake) == list(range(1000))
 
 
+@pytest.mark.real_time(one_loop=True)
 @pytest.mark.filterwarnings("ignore")
 async def test_columns_that_come_under_load_by_records_and_by_another_writer(lake):
     """New records have another column; somebody else adds one to the table."""
@@ -317,6 +318,7 @@ async def test_columns_that_come_under_load_by_records_and_by_another_writer(lak
     assert found[count - 1]["v"] is not None
 
 
+@pytest.mark.real_time(one_loop=True)
 @pytest.mark.filterwarnings("ignore")
 async def test_an_object_store_that_flaps_costs_no_record(obstore, s3, monkeypatch):
     import pyarrow.parquet as pq
