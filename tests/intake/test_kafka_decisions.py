@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
+from aiokafka.structs import ConsumerRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchqueue_async.intake.kafka.assignment import Assignment, Limits
-from batchqueue_async.intake.kafka.progress import Place, Window
+from batchqueue_async.intake.kafka.progress import Place, Progress, Window
+from batchqueue_async.intake.kafka.records import KafkaRun, size_of, size_of_all
 from batchqueue_async.intake.kafka.stalls import Sight, StallWatch
+from batchqueue_async.intake.ports import Epoch
 
 A, B = Place("orders", 0), Place("orders", 1)
 
@@ -225,3 +228,24 @@ def test_windows_of_many_offsets_stay_small():
     for offset in flying:
         window.finished(offset)
     assert len(window) == 0
+
+
+def test_what_a_run_holds_is_what_its_messages_give_back():
+    part = Progress(A, Epoch("orders/0"))
+    bodies = (b"x" * 100, None, b"", b"yy")
+    records = [
+        ConsumerRecord("orders", 0, at, 0, 0, key, body, None, _length(key), _length(body), ())
+        for at, (key, body) in enumerate(zip((b"k", None, b"", None), bodies, strict=True))
+    ]
+    size = size_of_all(records)
+    run = KafkaRun(records, part, A, size)
+    part.received(0, len(run), size)
+    assert size == sum(map(size_of, records)) == 103 + 0 + 2 + 3
+    for message in run.split():
+        assert message.size >= 0
+        message.finish()
+    assert (part.held, part.bytes, part.window.point(4)) == (0, 0, 4)
+
+
+def _length(data):
+    return -1 if data is None else len(data)

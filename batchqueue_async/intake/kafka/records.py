@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, overload
 
 from batchqueue_async.intake.ports import Delivery
@@ -30,13 +31,14 @@ class KafkaMessage(Delivery):
     __slots__ = ("_first", "_progress", "_record")
 
     def __init__(self, record: Any, progress: Progress, order: Hashable | None, first: int | None = None) -> None:
-        # The base's fields are properties here, read from the record when they are asked for.
+        # The base's fields are properties here, read from the record when they are asked for. Its size is the run's
+        # affair while it is part of one.
         self._record = record
         self._progress = progress
         self._first = first
         self.epoch = progress.epoch
         self.order = order
-        self.size = size_of(record)
+        self.size = size_of(record) if first is None else 0
         self.taken = 0.0
         self.attempt = attempt_of(record) if record.headers else 1
         self.value = None
@@ -163,6 +165,7 @@ class KafkaRun:
         self._progress.window.split(self._records[0].offset, [record.offset for record in self._records])
         for message in made:
             message.taken = self.taken
+            message.size = size_of(message.raw)
         return made
 
     # --- for the session
@@ -177,11 +180,22 @@ class KafkaRun:
         self._progress.freed(self.count, self.size)
 
 
+_VALUE_SIZE = attrgetter("serialized_value_size")
+_KEY_SIZE = attrgetter("serialized_key_size")
+
+
 def size_of(record: Any) -> int:
-    """What a record counts against the bound by bytes."""
-    value = record.value
-    key = record.key
-    return (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+    """What a record counts against the bound by bytes: its key, its value, and a byte for each."""
+    value: int = record.serialized_value_size  # -1 where there is none
+    key: int = record.serialized_key_size
+    return value + key + 2
+
+
+def size_of_all(records: Sequence[Any]) -> int:
+    """The sum of the sizes of records, without a call for each."""
+    values: int = sum(map(_VALUE_SIZE, records))
+    keys: int = sum(map(_KEY_SIZE, records))
+    return values + keys + 2 * len(records)
 
 
 def attempt_of(record: Any) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from batchqueue_async._support import log
 from batchqueue_async.errors import AuthError, RetryableError
 from batchqueue_async.intake.cancelling import asked_for
-from batchqueue_async.intake.kafka.records import KafkaMessage, KafkaRun, by_key, size_of
+from batchqueue_async.intake.kafka.records import KafkaMessage, KafkaRun, by_key, size_of_all
 from batchqueue_async.intake.kafka.stalls import Sight, StallWatch
 from batchqueue_async.intake.ports import DeadLetter, SessionLostError
 from batchqueue_async.sinks.kafka import client
@@ -243,7 +243,7 @@ class KafkaSession:
         most = self._plan.run
         for start in range(0, len(records), most):
             run = records if len(records) <= most else records[start : start + most]
-            size = sum(map(size_of, run))
+            size = size_of_all(run)
             part.received(run[0].offset, len(run), size)
             self.assignment.took(len(run), size)
             taken.append(KafkaRun(run, part, order, size))
