@@ -85,13 +85,13 @@ async def test_a_consumer_that_is_killed_loses_nothing(kafka, tmp_path):
     before = len(set(handled()))
     process = begin()
     try:
-        await until(lambda: len(set(handled())) > before + 50, 60)
+        await until(lambda: len(set(handled())) > before + 50, 150)
     finally:
         process.kill()
         process.wait()
     process = begin()
     try:
-        await until(lambda: len(set(handled())) == topic.sent, 60)
+        await until(lambda: len(set(handled())) == topic.sent, 150)
     finally:
         process.terminate()
         process.wait()

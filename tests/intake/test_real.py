@@ -199,7 +199,7 @@ async def test_a_killed_consumer_loses_nothing(line, tmp_path):
     program = [sys.executable, str(Path(__file__).parents[1] / "support" / "killed_consumer.py"), line.name]
     process = subprocess.Popen([*program, json.dumps(options), str(path)])
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while not path.exists() or path.read_bytes().count(b"\n") < COUNT // 4:
                 await asyncio.sleep(0.02)
                 assert process.poll() is None
@@ -209,7 +209,7 @@ async def test_a_killed_consumer_loses_nothing(line, tmp_path):
     first = path.read_bytes().split()
     handled = Handled(delay=0.001)
     async with line.consumer(handled, workers=8, prefetch=100):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while len({*first, *handled.bodies}) < COUNT:
                 await asyncio.sleep(0.05)
         await settled(line)

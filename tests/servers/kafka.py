@@ -35,7 +35,7 @@ class Kafka(base.Server):
     """
 
     name = "kafka"
-    start_timeout = 90.0
+    start_timeout = 180.0
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ PROGRAMS = "/usr/lib/rabbitmq/bin"
 
 class RabbitServer(Server):
     name = "rabbitmq"
-    start_timeout = 120.0
+    start_timeout = 180.0
 
     def __init__(self, certificate: tuple[Path, Path]) -> None:
         super().__init__()
