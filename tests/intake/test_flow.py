@@ -339,3 +339,114 @@ async def test_what_comes_again_is_counted_where_the_broker_says_so(kind):
     assert stats.redelivered == 8
     assert stats.received == 18
     assert adds_up(stats)
+
+
+# --- several faults at once
+
+
+async def test_a_handler_that_swallows_its_timeout_has_handled_its_message():
+    broker, swallowed = FakeBroker(), []
+
+    async def handle(message):
+        try:
+            await asyncio.sleep(10.0 if message.body == b"0" else 0.1)
+        except asyncio.CancelledError:
+            swallowed.append(message.body)
+            await asyncio.sleep(0.1)  # and its task is not cancelled any more
+
+    broker.publish(*bodies(5))
+    async with broker.consumer(handle, workers=1, handler_timeout=1.0) as consumer:
+        await broker.drained()
+        stats = consumer.stats()
+    assert swallowed == [b"0"]
+    assert (stats.acked, stats.failures) == (5, 0)
+    assert broker.violations == []
+
+
+async def test_a_handler_that_swallows_the_stop_has_handled_its_message():
+    broker = FakeBroker()
+
+    async def handle(message):
+        try:
+            await asyncio.sleep(100.0)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.1)
+
+    broker.publish(*bodies(3))
+    async with broker.consumer(handle, workers=1) as consumer:
+        await asyncio.sleep(1)
+        report = await consumer.shutdown(0)
+    assert (report.acked, report.released, report.abandoned) == (1, 2, 0)
+    assert broker.unsettled == 2
+    assert broker.violations == []
+
+
+async def test_a_reset_while_dead_letters_are_down_loses_nothing_and_buries_once():
+    broker, handler = FakeBroker(), Recorder(fail=lambda message: bq.PermanentError("no"))
+    broker.dead_letters_down = True
+    broker.publish(*bodies(6))
+    async with broker.consumer(handler, workers=2, prefetch=4) as consumer:
+        await asyncio.sleep(3)
+        assert consumer.stats().paused_for == ("dead_letters",)
+        broker.down()
+        await asyncio.sleep(3)
+        broker.up()
+        await asyncio.sleep(5)
+        broker.dead_letters_down = False
+        await broker.drained()
+        stats = consumer.stats()
+    assert sorted(letter.body for letter in broker.dead_letters) == bodies(6)
+    assert stats.forward_errors > 0
+    assert stats.paused_for == ()
+    assert adds_up(stats)
+    assert broker.violations == []
+
+
+async def test_a_stop_while_the_broker_and_the_dead_letters_are_down_ends():
+    broker, handler = FakeBroker(), Recorder(fail=lambda message: bq.PermanentError("no"))
+    broker.dead_letters_down = True
+    broker.publish(*bodies(6))
+    consumer = broker.consumer(handler, workers=2, prefetch=4, drain_timeout=5.0)
+    async with consumer:
+        await asyncio.sleep(3)
+        stopping = asyncio.create_task(consumer.shutdown())
+        await asyncio.sleep(1)
+        broker.down()
+        report = await stopping
+    assert report.elapsed <= 10.0
+    assert report.dead_lettered == 0
+    assert broker.unsettled == 6
+    assert adds_up(consumer.stats())
+    assert consumer.stats().in_flight == 0
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.5, 1.5])
+async def test_whoever_waits_for_a_stop_may_be_cancelled_and_the_stop_goes_on(after):
+    broker, handler = FakeBroker(), Recorder(delay=1.0)
+    broker.publish(*bodies(8))
+    consumer = broker.consumer(handler, workers=4, prefetch=8)
+    await consumer.__aenter__()
+    await asyncio.sleep(0.5)
+    waiting = asyncio.create_task(consumer.shutdown())
+    await asyncio.sleep(after)
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    report = await consumer.shutdown()
+    assert (report.acked, report.released) == (8, 0)
+    assert broker.unsettled == 0
+
+
+async def test_an_entry_that_is_cancelled_leaves_nothing_behind():
+    broker = FakeBroker("kafka", partitions=2)
+    for turns in range(6):
+        consumer = broker.consumer(Recorder())
+        entering = asyncio.create_task(consumer.__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        entering.cancel()
+        await asyncio.wait((entering,))
+        report = await consumer.shutdown()
+        assert report.acked == 0
+        assert broker._sessions == []
+    await asyncio.sleep(1)
+    assert [task for task in asyncio.all_tasks() if task.get_name().startswith("intake-")] == []

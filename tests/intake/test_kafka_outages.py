@@ -21,6 +21,15 @@ pytestmark = [pytest.mark.real_time, pytest.mark.timeout(300)]
 PREFETCH = 80
 
 
+@pytest.fixture(autouse=True)
+def running(request):
+    """Servers run, also where a scenario before has failed after it had killed one."""
+    for name in {"kafka", "postgres"} & set(request.fixturenames):
+        server = request.getfixturevalue(name)
+        if not server.running:
+            server.start()
+
+
 @pytest.fixture
 async def proxy(kafka):
     proxy = FaultProxy(kafka.proxied_address)
