@@ -17,7 +17,7 @@ SHELL := /bin/bash
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml .ci/hatch_build.py batchqueue_async/_native/hotpath.c
+$(STAMP): pyproject.toml .ci/hatch_build.py $(wildcard batchqueue_async/_native/*.[ch])
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"

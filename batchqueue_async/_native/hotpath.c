@@ -24,8 +24,38 @@
 #error "the hot path relies on the GIL; a free-threaded build of Python runs the Python in its place"
 #endif
 
+/* What is used of Python by name, and objects of which there is one: made with the module, and kept. */
+static PyTypeObject *deque_type;
+static PyObject *name_append, *name_popleft, *name_lingers, *name_leave, *name_record;
+static PyObject *no_call;         /* what `call_usual` answers with where nothing is to be awaited */
+static PyObject *on_ready_method; /* DrainTask.on_ready, as the class has it */
+
 /* Raised whenever Python and C have to change together: a file that was built before is then not used. */
-#define API 2
+#define API 3
+
+/* isinstance(op, type), where the class is most often a child or a grandchild of the type. */
+static inline int
+is_kind(PyObject *op, PyTypeObject *type)
+{
+    PyTypeObject *kind = Py_TYPE(op);
+    if (kind == type || kind->tp_base == type || (kind->tp_base != NULL && kind->tp_base->tp_base == type)) {
+        return 1;
+    }
+    return PyType_IsSubtype(kind, type);
+}
+
+/* list.append(item), inline where the list has a place left. */
+static inline int
+list_append(PyObject *list, PyObject *item)
+{
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    if (size < ((PyListObject *)list)->allocated) {
+        PyList_SET_ITEM(list, size, Py_NewRef(item));
+        Py_SET_SIZE(list, size + 1);
+        return 0;
+    }
+    return PyList_Append(list, item);
+}
 
 /* -- Countdown: itertools.repeat(None, n), whose count can be read and taken from C ------------------------------- */
 
@@ -162,7 +192,7 @@ static PyTypeObject PlaceType = {
 static int
 place_put(PyObject *route, PyObject *item)
 {
-    if (!PyObject_TypeCheck(route, &PlaceType)) {
+    if (!is_kind(route, &PlaceType)) {
         return 0;
     }
     PyObject *slots = ((Place *)route)->fast_slots;
@@ -173,12 +203,16 @@ place_put(PyObject *route, PyObject *item)
     if (tail == NULL || !PyList_CheckExact(tail)) {
         return 0;
     }
-    if (PyList_Append(tail, item) < 0) {
+    if (list_append(tail, item) < 0) {
         return -1;
     }
     ((Countdown *)slots)->left--;
     return 1;
 }
+
+static Countdown *no_slots; /* a countdown that is over, for everybody */
+
+#include "fields.h"
 
 /* -- by type ------------------------------------------------------------------------------------------------------ */
 
@@ -197,6 +231,18 @@ static inline PyObject *
 find_by_type(PyObject *by_type, PyTypeObject *kind)
 {
     return is_plain(kind) ? PyDict_GetItemWithError(by_type, (PyObject *)kind) : NULL;
+}
+
+static PyObject *call_begun(PyObject *coroutine, PyObject *given);
+
+#include "drain.h"
+
+/* A route's place takes an item: in a fast slot, or as the first of an empty partition. As `place_put`. */
+static int
+route_put(PyObject *route, PyObject *item)
+{
+    int put = place_put(route, item);
+    return put != 0 ? put : put_first(route, item);
 }
 
 /* -- Entrance: the fields of BatchQueue that a producer uses ------------------------------------------------------ */
@@ -285,11 +331,17 @@ entrance_put(PyObject *op, PyObject *item)
             PyErr_Clear();
             return 0;
         }
-        int put = place_put(route, item);
+        int put = route_put(route, item);
         Py_DECREF(route);
         return put;
     }
-    return place_put(route, item);
+    int put = place_put(route, item);
+    if (put == 0) {
+        Py_INCREF(route);
+        put = put_first(route, item);
+        Py_DECREF(route);
+    }
+    return put;
 }
 
 /* -- the bridge: InboxLock, Share, Inbox, Door -------------------------------------------------------------------- */
@@ -463,14 +515,14 @@ static PyTypeObject ShareType = {
 static int
 share_put(PyObject *op, PyObject *item)
 {
-    if (!PyObject_TypeCheck(op, &ShareType)) {
+    if (!is_kind(op, &ShareType)) {
         return 0;
     }
     Share *share = (Share *)op;
     if (share->free <= 0 || share->items == NULL || !PyList_CheckExact(share->items)) {
         return 0;
     }
-    if (PyList_Append(share->items, item) < 0) {
+    if (list_append(share->items, item) < 0) {
         return -1;
     }
     share->free--;
@@ -599,7 +651,7 @@ static PyObject *
 step_thread_produce(PyObject *Py_UNUSED(function), PyObject *op, PyObject *item)
 {
     PyObject *found = ((Door *)op)->inbox;
-    if (found == NULL || !PyObject_TypeCheck(found, &InboxType)) {
+    if (found == NULL || !is_kind(found, &InboxType)) {
         return NULL;
     }
     Inbox *inbox = (Inbox *)Py_NewRef(found);
@@ -632,10 +684,10 @@ static PyObject *
 step_thread_produce_many(PyObject *Py_UNUSED(function), PyObject *op, PyObject *batch)
 {
     Inbox *inbox = (Inbox *)((Door *)op)->inbox;
-    if (inbox == NULL || !PyObject_TypeCheck((PyObject *)inbox, &InboxType) || !inbox_is_open(inbox)) {
+    if (inbox == NULL || !is_kind((PyObject *)inbox, &InboxType) || !inbox_is_open(inbox)) {
         return NULL;
     }
-    if (!PyList_CheckExact(batch) || inbox->only == NULL || !PyObject_TypeCheck(inbox->only, &ShareType)) {
+    if (!PyList_CheckExact(batch) || inbox->only == NULL || !is_kind(inbox->only, &ShareType)) {
         return NULL;
     }
     Share *share = (Share *)inbox->only;
@@ -658,6 +710,9 @@ step_thread_produce_many(PyObject *Py_UNUSED(function), PyObject *op, PyObject *
  * - not begun: `queue` and `item` are there. Nothing has been put in; whoever drops it gets the usual warning.
  * - handed to the Python: `inner` is the coroutine of the Python `produce`, to which everything is passed on.
  * - done: neither.
+ *
+ * And one that `call_begun` makes: a handler's coroutine (`inner`) whose first step was made already. What that step
+ * has given is given again at the first step, be it a value (`given`) or an exception (`error`).
  */
 typedef struct {
     PyObject_HEAD
@@ -665,6 +720,8 @@ typedef struct {
     PyObject *queue;
     PyObject *item;
     PyObject *inner;
+    PyObject *given;
+    PyObject *error;
     PyObject *weakrefs;
 } Call;
 
@@ -681,6 +738,8 @@ call_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->queue);
     Py_VISIT(self->item);
     Py_VISIT(self->inner);
+    Py_VISIT(self->given);
+    Py_VISIT(self->error);
     return 0;
 }
 
@@ -691,6 +750,8 @@ call_clear(PyObject *op)
     Py_CLEAR(self->queue);
     Py_CLEAR(self->item);
     Py_CLEAR(self->inner);
+    Py_CLEAR(self->given);
+    Py_CLEAR(self->error);
     Py_CLEAR(self->function);
     return 0;
 }
@@ -733,8 +794,8 @@ call_dealloc(PyObject *op)
     }
 }
 
-static PyObject *
-call_make(PyObject *function, PyObject *queue, PyObject *item)
+static Call *
+call_new(void)
 {
     Call *self = spare_call;
     if (self != NULL) {
@@ -747,11 +808,50 @@ call_make(PyObject *function, PyObject *queue, PyObject *item)
             return NULL;
         }
     }
-    self->function = Py_NewRef(function);
-    self->queue = Py_NewRef(queue);
-    self->item = Py_NewRef(item);
-    self->inner = NULL;
-    self->weakrefs = NULL;
+    self->function = self->queue = self->item = self->inner = self->given = self->error = self->weakrefs = NULL;
+    return self;
+}
+
+static PyObject *
+call_make(PyObject *function, PyObject *queue, PyObject *item)
+{
+    Call *self = call_new();
+    if (self != NULL) {
+        self->function = Py_NewRef(function);
+        self->queue = Py_NewRef(queue);
+        self->item = Py_NewRef(item);
+        PyObject_GC_Track(self);
+    }
+    return (PyObject *)self;
+}
+
+/* What goes on with a handler's coroutine after its first step, which has yielded `given`, or raised the exception that
+ * is set. The references are given to it. */
+static PyObject *
+call_begun(PyObject *coroutine, PyObject *given)
+{
+    PyObject *error = NULL;
+    if (given == NULL) {
+        PyObject *type, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        PyErr_NormalizeException(&type, &error, &traceback);
+        if (traceback != NULL) {
+            PyException_SetTraceback(error, traceback);
+        }
+        Py_XDECREF(type);
+        Py_XDECREF(traceback);
+        Py_CLEAR(coroutine);
+    }
+    Call *self = call_new();
+    if (self == NULL) {
+        Py_XDECREF(coroutine);
+        Py_XDECREF(given);
+        Py_XDECREF(error);
+        return NULL;
+    }
+    self->inner = coroutine;
+    self->given = given;
+    self->error = error;
     PyObject_GC_Track(self);
     return (PyObject *)self;
 }
@@ -777,6 +877,17 @@ call_send_value(PyObject *op, PyObject *value, PyObject **result)
 {
     Call *self = (Call *)op;
     *result = NULL;
+    if (self->given != NULL) {
+        *result = self->given;
+        self->given = NULL;
+        return PYGEN_NEXT;
+    }
+    if (self->error != NULL) {
+        PyObject *error = self->error;
+        self->error = NULL;
+        PyErr_Restore(Py_NewRef(Py_TYPE(error)), error, PyException_GetTraceback(error));
+        return PYGEN_ERROR;
+    }
     if (self->inner == NULL) {
         if (self->queue == NULL) {
             PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
@@ -916,7 +1027,7 @@ call_close(PyObject *op, PyObject *Py_UNUSED(ignored))
 static PyObject *
 call_await(PyObject *op)
 {
-    if (((Call *)op)->inner != NULL) {
+    if (((Call *)op)->inner != NULL && ((Call *)op)->given == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "coroutine is being awaited already");
         return NULL;
     }
@@ -1047,6 +1158,7 @@ static const struct {
 } hot_steps[] = {
     {"produce_nowait", &EntranceType, step_produce_nowait},
     {"produce", &EntranceType, step_produce},
+    {"on_ready", &DrainFieldsType, step_on_ready},
     {"thread_produce", &DoorType, step_thread_produce},
     {"thread_produce_many", &DoorType, step_thread_produce_many},
     {NULL, NULL, NULL},
@@ -1057,7 +1169,7 @@ static PyObject *
 method_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Method *self = (Method *)op;
-    if (PyVectorcall_NARGS(nargsf) == 2 && kwnames == NULL && PyObject_TypeCheck(args[0], self->owner)) {
+    if (PyVectorcall_NARGS(nargsf) == 2 && kwnames == NULL && is_kind(args[0], self->owner)) {
         PyObject *result = self->step(self->function, args[0], args[1]);
         if (result != NULL || PyErr_Occurred()) {
             return result;
@@ -1086,6 +1198,9 @@ method_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                 self->function = Py_NewRef(function);
                 self->owner = hot_steps[index].owner;
                 self->step = hot_steps[index].step;
+                if (self->step == step_on_ready) {
+                    Py_XSETREF(on_ready_method, Py_NewRef((PyObject *)self));
+                }
             }
             return (PyObject *)self;
         }
@@ -1194,6 +1309,23 @@ bulk_arguments(PyObject *const *args, Py_ssize_t count, Py_ssize_t *start)
 /* What is done with an item that has been looked up: 1, or 0 for the Python, or -1. */
 typedef int (*BulkStep)(PyObject *found, PyObject *item);
 
+/* What was found for the types met so far in a call, by their addresses: a look-up in a dict costs three times as much.
+ * It keeps what it has alive, and is of no use any more once the dict was changed, by a finalizer, say. */
+#define SEEN 1024
+#define WORTH_IT 200 /* so many items have to come */
+
+typedef struct {
+    PyTypeObject *kind;
+    PyObject *found;
+} SeenType;
+
+static inline SeenType *
+seen_place(SeenType *seen, PyTypeObject *kind)
+{
+    size_t address = (size_t)kind;
+    return &seen[((address >> 5) ^ (address >> 12)) % SEEN];
+}
+
 /* Items from `start` on, each by what is found for its type, up to the first that is for the Python: its index.
  *
  * To look a type up may run code of the user's: the item, its type and what was found are held meanwhile, and the
@@ -1207,13 +1339,24 @@ bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep step)
         return usual < 0 ? NULL : Py_NewRef(args[2]);
     }
     PyObject *by_type = args[0], *items = args[1];
+    PyDictObject *dict = (PyDictObject *)by_type;
+    SeenType table[SEEN];
+    SeenType *seen = NULL;
+    if (PySequence_Fast_GET_SIZE(items) - index >= WORTH_IT) {
+        seen = table;
+        memset(table, 0, sizeof(table));
+    }
+    const void *keys = dict->ma_keys; /* these two tell whether the dict was changed */
+    Py_ssize_t used = dict->ma_used;
     PyTypeObject *kind = NULL;
     PyObject *found = NULL;
     int failed = 0;
     for (; index < PySequence_Fast_GET_SIZE(items); index++) {
         PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(items, index));
         if (Py_TYPE(item) != kind) {
-            Py_XSETREF(found, Py_XNewRef(find_by_type(by_type, Py_TYPE(item))));
+            SeenType *place = seen == NULL ? NULL : seen_place(seen, Py_TYPE(item));
+            int known = place != NULL && place->kind == Py_TYPE(item) && dict->ma_keys == keys && dict->ma_used == used;
+            Py_XSETREF(found, Py_XNewRef(known ? place->found : find_by_type(by_type, Py_TYPE(item))));
             Py_XSETREF(kind, (PyTypeObject *)Py_NewRef(Py_TYPE(item)));
             if (found == NULL) {
                 if (PyErr_Occurred()) {
@@ -1227,6 +1370,10 @@ bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep step)
                 Py_DECREF(item);
                 break;
             }
+            if (place != NULL && place->kind == NULL) {
+                place->kind = (PyTypeObject *)Py_NewRef(kind);
+                place->found = Py_NewRef(found);
+            }
         }
         int done = step(found, item);
         Py_DECREF(item);
@@ -1237,14 +1384,19 @@ bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep step)
     }
     Py_XDECREF(found);
     Py_XDECREF(kind);
-    return failed ? NULL : PyLong_FromSsize_t(index);
+    PyObject *reached = failed ? NULL : PyLong_FromSsize_t(index);
+    for (size_t place = 0; seen != NULL && place < SEEN; place++) {
+        Py_XDECREF(seen[place].kind);
+        Py_XDECREF(seen[place].found);
+    }
+    return reached;
 }
 
 /* The loop of Intake.put_what_fits, up to the first item that finds no fast slot. */
 static PyObject *
 put_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    return bulk_by_type(args, count, place_put);
+    return bulk_by_type(args, count, route_put);
 }
 
 static int
@@ -1253,7 +1405,7 @@ list_put(PyObject *list, PyObject *item)
     if (!PyList_CheckExact(list)) {
         return 0;
     }
-    return PyList_Append(list, item) < 0 ? -1 : 1;
+    return list_append(list, item) < 0 ? -1 : 1;
 }
 
 /* The loop of Dispatcher._sort, up to the first item of a type that is not in `by_type`. */
@@ -1307,7 +1459,7 @@ group_by_type(PyObject *Py_UNUSED(module), PyObject *items)
                 }
             }
         }
-        if (PyList_Append(mine, item) < 0) {
+        if (list_append(mine, item) < 0) {
             Py_DECREF(lists);
             return NULL;
         }
@@ -1354,18 +1506,68 @@ static PyMethodDef module_methods[] = {
      "Put items into the places of their types' shares, from an index on; the index of the first that has none."},
     {"group_by_type", group_by_type, METH_O, "The items of each type; None where the Python has to look."},
     {"one_type", one_type, METH_O, "Whether all items are of one type."},
+    {"take_usual", (PyCFunction)(void (*)(void))take_usual, METH_FASTCALL,
+     "Take partitions whole, up to the first that is not usual: how many are left, items taken, the oldest's time."},
+    {"finish_usual", finish_usual, METH_O, "Let partitions be finished, up to the first that is not usual."},
+    {"group_usual", (PyCFunction)(void (*)(void))group_usual, METH_FASTCALL,
+     "The calls for chunks that are each of a type of its own; None where the Python has to look."},
+    {"call_usual", (PyCFunction)(void (*)(void))call_usual, METH_FASTCALL,
+     "Make the calls of a round, up to the first that waits or raises."},
     {NULL, NULL, 0, NULL},
 };
+
+/* What the functions use by name, once for the process. */
+static int
+make_names(void)
+{
+    static const struct {
+        PyObject **name;
+        const char *text;
+    } names[] = {{&name_append, "append"}, {&name_popleft, "popleft"}, {&name_lingers, "lingers"},
+                 {&name_leave, "leave"},   {&name_record, "record"}};
+    for (size_t index = 0; index < Py_ARRAY_LENGTH(names); index++) {
+        if (*names[index].name == NULL && (*names[index].name = PyUnicode_InternFromString(names[index].text)) == NULL) {
+            return -1;
+        }
+    }
+    if (deque_type == NULL) {
+        PyObject *collections = PyImport_ImportModule("collections");
+        PyObject *found = collections == NULL ? NULL : PyObject_GetAttrString(collections, "deque");
+        Py_XDECREF(collections);
+        if (found == NULL || !PyType_Check(found)) {
+            Py_XDECREF(found);
+            return -1;
+        }
+        deque_type = (PyTypeObject *)found;
+    }
+    if (no_slots == NULL) {
+        no_slots = PyObject_New(Countdown, &CountdownType);
+        if (no_slots != NULL) {
+            no_slots->left = 0;
+        }
+    }
+    if (no_call == NULL) {
+        no_call = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    }
+    return no_slots == NULL || no_call == NULL ? -1 : 0;
+}
 
 static int
 module_exec(PyObject *module)
 {
-    PyTypeObject *types[] = {&CountdownType, &PlaceType, &EntranceType, &InboxLockType,
-                             &ShareType,     &InboxType, &DoorType,     &CallType,     &MethodType};
+    PyTypeObject *types[] = {&CountdownType,     &PlaceType,         &PartitionFieldsType, &LaneFieldsType,
+                             &DrainFieldsType,   &RoundFieldsType,   &HandlerFieldsType,   &TurnFieldsType,
+                             &CounterFieldsType, &EntranceType,      &InboxLockType,       &ShareType,
+                             &InboxType,         &DoorType,          &CallType,            &MethodType};
+    PartitionFieldsType.tp_base = LaneFieldsType.tp_base = &PlaceType;
     for (size_t index = 0; index < Py_ARRAY_LENGTH(types); index++) {
         if (PyModule_AddType(module, types[index]) < 0) {
             return -1;
         }
+    }
+    if (make_names() < 0 || PyModule_AddObjectRef(module, "NO_SLOTS", (PyObject *)no_slots) < 0
+        || PyModule_AddObjectRef(module, "NO_CALL", no_call) < 0) {
+        return -1;
     }
     return PyModule_AddIntConstant(module, "API", API);
 }

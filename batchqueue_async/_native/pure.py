@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import repeat as Countdown  # noqa: N812 - its name here says what it is used for
+from math import inf
 from operator import countOf
 from threading import RLock as InboxLock
 from typing import TYPE_CHECKING, Any
@@ -11,19 +12,36 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableSequence, Sequence
 
 __all__ = [
+    "NO_CALL",
+    "NO_SLOTS",
     "Countdown",
+    "CounterFields",
     "Door",
+    "DrainFields",
     "Entrance",
+    "HandlerFields",
     "Inbox",
     "InboxLock",
+    "LaneFields",
+    "PartitionFields",
     "Place",
+    "RoundFields",
     "Share",
+    "TurnFields",
+    "call_usual",
+    "finish_usual",
     "group_by_type",
+    "group_usual",
     "one_type",
     "put_credits",
     "put_run",
     "sort_run",
+    "take_usual",
 ]
+
+NO_SLOTS: Countdown[None] = Countdown(None, 0)
+NO_CALL = object()
+"""What `call_usual` answers with where nothing is to be awaited."""
 
 
 class Place:
@@ -33,6 +51,70 @@ class Place:
 
     tail: list[Any]
     fast_slots: Countdown[None]
+
+
+class PartitionFields(Place):
+    """The fields of a partition that the hot path uses."""
+
+    __slots__ = (
+        "_armed",
+        "_in_lanes",
+        "_sealed",
+        "byte_room",
+        "capacity",
+        "closed",
+        "credits",
+        "flight_start",
+        "held",
+        "in_flight",
+        "lanes",
+        "leaving",
+        "linger_step",
+        "listed",
+        "marks",
+        "next_owner",
+        "on_ready",
+        "ranges",
+        "removed",
+        "since",
+        "waiters",
+    )
+
+
+class LaneFields(Place):
+    """The fields of a lane that the hot path uses."""
+
+    __slots__ = ("asleep", "kind", "partition")
+
+
+class DrainFields:
+    """The fields of a drain task that the hot path uses."""
+
+    __slots__ = ("_sleeper", "clock", "dispatch", "disturbed", "prompt", "ready")
+
+
+class RoundFields:
+    """The fields of a round that the hot path uses."""
+
+    __slots__ = ("abandoned", "began", "call_index", "calls", "drain", "pending")
+
+
+class HandlerFields:
+    """The fields of a handler's entry that the hot path uses."""
+
+    __slots__ = ("calls", "consume", "durations", "items", "most", "timeout", "turns")
+
+
+class TurnFields:
+    """The fields of the turns of a handler that the hot path uses."""
+
+    __slots__ = ("holders", "limit", "waiting")
+
+
+class CounterFields:
+    """The field of a queue's counts that the hot path uses."""
+
+    __slots__ = ("handled",)
 
 
 class Entrance:
@@ -110,3 +192,27 @@ def group_by_type(items: list[Any]) -> list[list[Any]] | None:
     if one_type(items):
         return [items]
     return None
+
+
+def take_usual(ready: Any, chunks: list[Any], left: int, most: int) -> tuple[int, int, float]:
+    """Take partitions whole, up to the first that is not usual; none, as the Python has its own loop."""
+    del ready, chunks, most
+    return left, 0, inf
+
+
+def finish_usual(chunks: list[Any]) -> int:
+    """Let the partitions of chunks be finished, up to the first that is not usual; none."""
+    del chunks
+    return 0
+
+
+def group_usual(resolved: Mapping[type, Any], chunks: list[Any], most: int) -> list[Any] | None:
+    """The calls for chunks that are each of a type of its own; None where the Python has to look."""
+    del resolved, chunks, most
+    return None
+
+
+def call_usual(round_: Any, counters: Any, sizes: dict[int, int], context: Any, timed: int) -> Any:
+    """Make the calls of a round, up to the first that waits or raises: what is to be awaited; none."""
+    del round_, counters, sizes, context, timed
+    return NO_CALL

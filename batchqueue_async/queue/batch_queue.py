@@ -835,6 +835,7 @@ class BatchQueue(Entrance, Generic[T]):
         if self._shutdown.report is not None:
             return self._shutdown.report
         self._intake.close()
+        self._thread = 0
         return self._shutdown.abandon([] if self._inbox is None else self._inbox.give_back())
 
     def _tell_end(self) -> None:
@@ -848,6 +849,7 @@ class BatchQueue(Entrance, Generic[T]):
         if self._intake.closed:
             return
         self._intake.close()
+        self._thread = 0  # the compiled hot path takes nothing in any more
         if self._rebalancer is not None:
             self._rebalancer.stop()
         if self._inbox is not None:

@@ -15,7 +15,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
-from batchqueue_async._native import one_type, sort_run
+from batchqueue_async._native import NO_CALL, HandlerFields, accelerated, call_usual, group_usual, one_type, sort_run
 from batchqueue_async._support import log
 from batchqueue_async._support.contexts import has_left, restore_context
 from batchqueue_async._support.handlers import call_of, method_of
@@ -46,29 +46,18 @@ OVERRUN = 0.1
 """Seconds after which a call that was cancelled, and has not returned, counts as one that could not be ended."""
 
 
-class HandlerEntry(Generic[T]):
+class HandlerEntry(HandlerFields, Generic[T]):
     """A registered handler, whose turn it is to call it, and what its calls took.
 
     Attributes:
         timeout: how many seconds a call may take, by its own options or the queue's.
+        most: how many items a call may have, by its own options; 0 where these say nothing.
         calls, items: of its calls so far; estimates where rounds had many calls, see `Dispatcher.run`.
         durations: the seconds of its calls, likewise.
         failed: items of its calls that failed.
     """
 
-    __slots__ = (
-        "calls",
-        "consume",
-        "durations",
-        "failed",
-        "handler",
-        "items",
-        "label",
-        "on_idle",
-        "options",
-        "timeout",
-        "turns",
-    )
+    __slots__ = ("failed", "handler", "label", "on_idle", "options")
 
     def __init__(
         self, label: str, handler: Handler[T], options: HandlerOptions, turns: CallLimiter, timeout: float | None
@@ -84,6 +73,7 @@ class HandlerEntry(Generic[T]):
         self.handler = handler
         self.options = options
         self.timeout = options.timeout or timeout
+        self.most = options.max_batch or 0
         self.consume: Callable[[list[T]], Awaitable[object]] = call_of(handler)
         self.on_idle: Callable[[], Awaitable[object]] | None = method_of(handler, "on_idle")
 
@@ -286,6 +276,9 @@ class Dispatcher(Generic[T]):
             if len(chunks) == 1:
                 return [(self._single, chunks[0][1])]
             return [(self._single, [item for _, items, _ in chunks for item in items])]
+        usual: list[Call[T]] | None = group_usual(self._resolved, chunks, self.max_batch)
+        if usual is not None:
+            return usual
         lists: dict[HandlerEntry[T] | None, list[T]] = {}
         own: set[HandlerEntry[T] | None] = set()
         for _, items, known in chunks:
@@ -350,23 +343,51 @@ class Dispatcher(Generic[T]):
         # Two looks at the clock cost as much as a small batch. A round of many calls is timed one time in eight.
         timed = 1 if len(calls) <= MANY_CALLS else 0 if drain.rounds % SAMPLED else SAMPLED
         context = copy_context()
-        began = clock()
-        for index, (entry, items) in enumerate(calls):
+        usual = plain and accelerated
+        under_way: Any = NO_CALL
+        round_.began = clock()
+        index = 0
+        while index < len(calls):
+            if usual:
+                # Where the hot path is compiled, it makes the calls up to one that waits or raises, which is awaited
+                # here, or up to one that is not for it.
+                under_way = call_usual(round_, counters, sizes, context, timed)
+                if round_.abandoned:
+                    return
+                if under_way is NO_CALL:
+                    if drain.disturbed:
+                        await drain.recover()
+                    if round_.call_index > index and has_left(context):
+                        await restore_context(context)
+                    if (index := round_.call_index) >= len(calls):
+                        return
+                else:
+                    index = round_.call_index
             round_.call_index = index
+            entry, items = calls[index]
+            index += 1
             if entry is None:
                 self._without_handler(round_, items)
+                round_.call_index = index
                 continue
             count = len(items)
             took: float | None = None
-            try:
-                sizes[count] += 1
-            except KeyError:
-                self.sizes.first(count)
+            if under_way is NO_CALL:
+                try:
+                    sizes[count] += 1
+                except KeyError:
+                    self.sizes.first(count)
             turns = entry.turns
             holders = turns.holders
             try:
                 # The handler gets a list of its own: what it does to it must not reach the record kept here.
-                if plain and entry.timeout is None and not turns.waiting and len(holders) < turns.limit:
+                if under_way is not NO_CALL:
+                    try:
+                        await under_way
+                    finally:
+                        under_way = NO_CALL
+                        turns.leave(drain)
+                elif plain and entry.timeout is None and not turns.waiting and len(holders) < turns.limit:
                     holders.append(drain)
                     try:
                         await entry.consume(items.copy())
@@ -383,9 +404,9 @@ class Dispatcher(Generic[T]):
                     self.sizes.undo(count)
                     self._without_handler(round_, items)
                 else:
-                    took = clock() - began
+                    took = clock() - round_.began
                     await self._not_handled(round_, entry, items, error, context)
-                    began = clock()  # neither `on_error` nor a backoff is the handler's time
+                    round_.began = clock()  # neither `on_error` nor a backoff is the handler's time
             else:
                 if not round_.abandoned:
                     counters.handled += count
@@ -394,12 +415,13 @@ class Dispatcher(Generic[T]):
                 return
             if timed:
                 ended = clock()
-                entry.durations.record(ended - began if took is None else took, timed)
+                entry.durations.record(ended - round_.began if took is None else took, timed)
                 entry.calls += timed
                 entry.items += count * timed
-                began = ended
+                round_.began = ended
+            if usual or drain.disturbed:
+                round_.call_index = index
             if drain.disturbed:
-                round_.call_index = index + 1
                 await drain.recover()  # raises if it was for the drain task, though the handler has swallowed it
             try:  # `has_left`, written out
                 left = copy_context() != context

@@ -20,6 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from batchqueue_async._native import DrainFields, compiled, finish_usual, take_usual
 from batchqueue_async._support.contexts import InContexts
 from batchqueue_async.queue.deadlock import HandlerWaits, waits
 from batchqueue_async.queue.round import Round, current_round
@@ -68,7 +69,10 @@ def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     uvloop's counts whole milliseconds and stands still within a turn of the loop; the system's monotonic clock is
     the one that it is made from.
     """
-    return time.monotonic if type(loop).__module__.startswith("uvloop") else loop.time
+    kind = type(loop)
+    # asyncio's own is the system's too, behind a call of Python.
+    plain = getattr(kind, "time", None) is asyncio.BaseEventLoop.time or kind.__module__.startswith("uvloop")
+    return time.monotonic if plain else loop.time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ class _Task(asyncio.Task[None]):
         return super().cancel(msg)
 
 
-class DrainTask(Generic[T]):
+class DrainTask(DrainFields, Generic[T]):
     """One drain task and the partitions that it owns.
 
     Attributes:
@@ -111,6 +115,7 @@ class DrainTask(Generic[T]):
         round: the round that it is in; one that was cut off stays, so that a shutdown can account for it.
         rounds: how many rounds it began, looks at idle handlers included.
         waits: what its handler calls wait for.
+        prompt: whether the queue itself, whatever its handlers want, lets no batch linger.
         stopping: whether a cancellation is on its way that ends it.
         disturbed: whether it was cancelled since the last `recover`, by whomever.
     """
@@ -140,9 +145,11 @@ class DrainTask(Generic[T]):
         self.taken = 0
         self.busy = 0.0
         self.task: asyncio.Task[None] | None = None
+        self._told = self.on_ready  # one for all partitions: there may be thousands
         self.waits = HandlerWaits()
         self.stopping = False
         self.disturbed = False
+        self.prompt = False
         self._review: Callable[[], None] | None = None
         self._sleeper: asyncio.Future[None] | None = None
 
@@ -152,7 +159,7 @@ class DrainTask(Generic[T]):
         """Own a partition from now on, with whatever waits in it."""
         partition.owner = self
         partition.next_owner = None
-        partition.on_ready = self.on_ready
+        partition.on_ready = self._told
         self.partitions.append(partition)
         if partition.listed:
             self.ready.append(partition)
@@ -185,6 +192,7 @@ class DrainTask(Generic[T]):
         if partition.listed and partition in self.ready:
             self.ready.remove(partition)
 
+    @compiled("on_ready")
     def on_ready(self, partition: Partition[T]) -> float:
         """A partition got its first item, or has as many more as a lingering batch was waiting for."""
         if partition.linger_step is None:
@@ -279,14 +287,16 @@ class DrainTask(Generic[T]):
         if self._review is not None and self.taken >= REVIEW_AFTER:
             review, self._review = self._review, None
             review()
-        for partition, _, _ in chunks:
+        for partition, _, _ in chunks[finish_usual(chunks) :]:
             partition.in_flight = 0
             if partition.ranges is not None or partition.leaving:
                 partition.settle()
             if partition.next_owner is not None:
                 self._give_to_next_owner(partition)
 
-    def _take(self, current: Round[T], now: float) -> None:  # noqa: C901 - a hot path, written out
+    def _take(  # noqa: C901, PLR0912 - a hot path, written out
+        self, current: Round[T], now: float
+    ) -> None:
         """Move a bounded batch of each ready partition into the round, which owns them from here on."""
         ready = self.ready
         whole = self.rules.whole_rounds
@@ -295,7 +305,15 @@ class DrainTask(Generic[T]):
         taken = 0
         chunks = current.chunks
         each_lingers = self.dispatch.lingers
-        for _ in range(len(ready)):
+        left = len(ready)
+        while left:
+            if not (whole or each_lingers):
+                left, more, since = take_usual(ready, chunks, left, budget)
+                if more:
+                    taken += more
+                    oldest = min(oldest, since)
+                    continue
+            left -= 1
             partition = ready.popleft()
             if each_lingers and self._may_linger(partition, now):
                 ready.append(partition)
@@ -333,6 +351,7 @@ class DrainTask(Generic[T]):
     def start(self, name: str, review: Callable[[], None]) -> asyncio.Task[None]:
         """Begin to drain; `review` is called once, after `REVIEW_AFTER` items."""
         self._review = review
+        self.prompt = not self.rules.linger
         # Made by hand, since a loop's own task factory makes tasks of another class, or begins to run them at once.
         self.task = _Task(self, name)
         return self.task

@@ -6,13 +6,14 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async._native import TurnFields
 from batchqueue_async.queue.deadlock import waits
 
 if TYPE_CHECKING:
     from batchqueue_async.queue.drain import DrainTask
 
 
-class CallLimiter:
+class CallLimiter(TurnFields):
     """At most `limit` calls at once; the others wait for their turn, first come, first served.
 
     Unlike `asyncio.Semaphore`, it knows who calls (a deadlock is found by that), and can be taken whole.
@@ -23,7 +24,7 @@ class CallLimiter:
         waiting: those that wait for one.
     """
 
-    __slots__ = ("__weakref__", "holders", "limit", "waiting")
+    __slots__ = ("__weakref__",)
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from batchqueue_async._native import NO_SLOTS
 from batchqueue_async.errors import ItemDroppedError
 from batchqueue_async.queue.completion import RangeQueue
-from batchqueue_async.queue.partition import NO_SLOTS, Lane
+from batchqueue_async.queue.partition import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -31,7 +31,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async._native import Countdown, Place
+from batchqueue_async._native import NO_SLOTS, Countdown, LaneFields, PartitionFields
 from batchqueue_async.errors import ItemDroppedError
 from batchqueue_async.queue.completion import RangeQueue
 from batchqueue_async.queue.waiters import Waiter, WaiterQueue
@@ -47,16 +47,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NO_SLOTS = Countdown(None, 0)
-
 QUIET_LANES = 8
 """Lanes that may be awake in vain, next to two for each that had items: beyond, those without items go to sleep."""
 
 
-class Lane(Place, Generic[T]):
+class Lane(LaneFields, Generic[T]):
     """The items of one type in a partition: kept by type as they come, they need not be sorted as they go."""
 
-    __slots__ = ("asleep", "kind", "partition")
+    __slots__ = ()
 
     def __init__(self, kind: type, partition: Partition[T]) -> None:
         self.kind = kind
@@ -87,7 +85,7 @@ class Lane(Place, Generic[T]):
         self.partition.watch(wait, count)
 
 
-class Partition(Place, Generic[T]):
+class Partition(PartitionFields, Generic[T]):
     """A bounded asyncio queue with a bulk `take`; like `asyncio.Queue`, except that waiting putters are never passed.
 
     Example:
@@ -98,36 +96,7 @@ class Partition(Place, Generic[T]):
         ['a', 'b']
     """
 
-    __slots__ = (
-        "_armed",
-        "_in_lanes",
-        "_position",
-        "_sealed",
-        "_sealed_count",
-        "arriving",
-        "byte_room",
-        "capacity",
-        "closed",
-        "credits",
-        "crowded",
-        "flight_start",
-        "getters",
-        "held",
-        "in_flight",
-        "index",
-        "lanes",
-        "leaving",
-        "linger_step",
-        "listed",
-        "marks",
-        "next_owner",
-        "on_ready",
-        "owner",
-        "ranges",
-        "removed",
-        "since",
-        "waiters",
-    )
+    __slots__ = ("_position", "_sealed_count", "arriving", "crowded", "getters", "index", "owner")
 
     def __init__(
         self,

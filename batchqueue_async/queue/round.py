@@ -11,6 +11,8 @@ from collections import deque
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from batchqueue_async._native import RoundFields
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -30,7 +32,7 @@ current_round: ContextVar[Round[Any] | None] = ContextVar("batchqueue_round", de
 """The round in one of whose handler calls this code runs: a deadlock shows by it."""
 
 
-class Round(Generic[T]):
+class Round(RoundFields, Generic[T]):
     """What a drain task took at once, and how far it has got with it.
 
     What belongs together: `calls[call_index:]` are the calls that have no outcome yet, the first of them running, and
@@ -43,21 +45,12 @@ class Round(Generic[T]):
         calls: the handler calls of the round; None until the items are grouped.
         call_index: which call is under way.
         pending: how many items have no outcome yet.
+        began: when the call that is under way began, in a round whose calls are timed.
         running: whether the drain task is in it now.
         abandoned: whether a shutdown has given up on it, so that what its handler still does no longer counts.
     """
 
-    __slots__ = (
-        "_numbers",
-        "_told_until",
-        "abandoned",
-        "call_index",
-        "calls",
-        "chunks",
-        "drain",
-        "pending",
-        "running",
-    )
+    __slots__ = ("_numbers", "_told_until", "chunks", "running")
 
     def __init__(self, drain: DrainTask[T]) -> None:
         self.drain = drain
@@ -65,6 +58,7 @@ class Round(Generic[T]):
         self.calls: list[Call[T]] | None = None
         self.call_index = 0
         self.pending = 0
+        self.began = 0.0
         self.running = True
         self.abandoned = False
         # For those who wait: the numbers, by type, of the items of the calls from `_told_until` on.

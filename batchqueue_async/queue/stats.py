@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async._native import CounterFields
+
 if TYPE_CHECKING:
     from batchqueue_async._support.last_error import LastError
 
@@ -15,10 +17,10 @@ LOWEST = 2.0**-20
 """The upper edge of bucket 0, which holds what is not above it: about a millionth."""
 
 
-class Counters:
+class Counters(CounterFields):
     """The running counts of one queue; touched by its loop alone."""
 
-    __slots__ = ("dropped_after", "dropped_at_door", "dropped_before", "failed", "handled", "refused", "unhandled")
+    __slots__ = ("dropped_after", "dropped_at_door", "dropped_before", "failed", "refused", "unhandled")
 
     def __init__(self) -> None:
         self.refused = 0

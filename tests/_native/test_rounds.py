@@ -1,0 +1,380 @@
+"""The drain task's rounds, compiled or not: handlers of every kind, and whatever may happen amid their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import logging
+import sys
+import weakref
+from collections import deque
+from typing import Any
+
+import pytest
+
+import batchqueue_async as bq
+from batchqueue_async import _native
+
+compiled_only = pytest.mark.skipif(not bq.accelerated, reason="the hot path is not compiled, or not wanted")
+
+KINDS: list[Any] = [type(f"Kind{number}", (), {}) for number in range(30)]
+marker: contextvars.ContextVar[str] = contextvars.ContextVar("marker", default="")
+
+
+class Plain:
+    """An awaitable that is no coroutine."""
+
+    def __await__(self):
+        yield from asyncio.sleep(0).__await__()
+
+
+def typed(name="typed", **options):
+    return bq.BatchQueue[Any](name, bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(4), **options))
+
+
+async def ignore(batch):
+    """Handle nothing."""
+
+
+async def rounds(queue, handlers, times=4):
+    """Give each type an item so many times, and wait for the end of each round."""
+    for kind, handler in zip(KINDS, handlers, strict=False):
+        queue.add_handler(kind, ignore)
+        queue._dispatcher.entries[kind].consume = handler  # as it is: the adapter would make a coroutine of anything
+    for _ in range(times):
+        for kind in KINDS[: len(handlers)]:
+            assert queue.produce_nowait(kind())
+            assert await queue.produce(kind())
+        await queue.flush()
+    return queue.stats()
+
+
+async def test_handlers_of_every_kind_in_one_round():
+    calls: list[str] = []
+
+    async def at_once(batch):
+        calls.append("at once")
+
+    async def waits(batch):
+        await asyncio.sleep(0)
+        calls.append("waits")
+        await asyncio.sleep(0.001)
+
+    def is_plain(batch):
+        calls.append("plain")
+        return Plain()
+
+    async def fails(batch):
+        raise ValueError(batch)
+
+    async def fails_late(batch):
+        await asyncio.sleep(0)
+        raise ValueError(batch)
+
+    def fails_before(batch):
+        raise KeyError(batch)
+
+    def gives_nothing(batch):
+        calls.append("nothing")
+
+    failed: list[Any] = []
+
+    def on_error(batch, error):
+        failed.append((batch, type(error)))
+
+    queue = typed(on_error=on_error)
+    handlers: list[Any] = [at_once, waits, is_plain, fails, fails_late, fails_before, gives_nothing, at_once]
+    stats = await rounds(queue, handlers)
+    assert stats.adds_up
+    assert (stats.handled, stats.failed, stats.unhandled) == (8 * 4, 8 * 4, 0)
+    assert calls.count("at once") == 8
+    assert {calls.count(each) for each in ("waits", "plain", "nothing")} == {4}
+    assert sorted({error.__name__ for _, error in failed}) == ["KeyError", "TypeError", "ValueError"]
+    assert all(len(batch) == 2 and len({*map(type, batch)}) == 1 for batch, _ in failed)
+    assert stats.batch_sizes.count == 8 * 4
+    assert sum(each.calls for each in stats.handlers) > 0
+    await queue.shutdown()
+
+
+async def test_what_a_handler_does_to_its_batch_does_not_reach_the_record():
+    failed: list[Any] = []
+
+    async def greedy(batch):
+        batch.clear()
+        raise ValueError
+
+    queue = typed(on_error=lambda batch, _: failed.extend(batch))
+    stats = await rounds(queue, [greedy] * 3)
+    assert stats.failed == len(failed) == 24
+    await queue.shutdown()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+async def test_each_call_has_a_context_of_its_own(wait):
+    seen: list[str] = []
+
+    async def leave(batch):
+        seen.append(marker.get())
+        if wait:
+            await asyncio.sleep(0)
+        marker.set("left")
+
+    queue = typed()
+    await rounds(queue, [leave] * 10)
+    assert set(seen) == {""}
+    await queue.shutdown()
+
+
+async def test_a_handler_that_cancels_its_own_task_harms_no_other():
+    async def cancel(batch):
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    async def fine(batch):
+        pass
+
+    queue = typed()
+    stats = await rounds(queue, [fine, cancel, fine, cancel, fine])
+    assert stats.adds_up
+    assert stats.handled >= 3 * 8
+    await queue.shutdown()
+
+
+async def test_a_handler_may_take_away_another_that_comes_next():
+    async def remove(batch):
+        for kind in KINDS[1:5]:
+            queue.remove_handler(kind)
+
+    async def never(batch):
+        pass
+
+    queue = typed()
+    stats = await rounds(queue, [remove, never, never, never, never], times=1)
+    assert stats.adds_up
+    assert stats.handled + stats.unhandled == 10
+    await queue.shutdown()
+
+
+async def test_a_handler_is_seen_from_outside_while_it_waits():
+    gate = asyncio.Event()
+
+    async def waits(batch):
+        await gate.wait()
+
+    queue = typed("seen", drain_timeout=0.0)
+    queue.add_handler(KINDS[0], waits)
+    queue.produce_nowait(KINDS[0]())
+    while not queue.stats().in_flight:
+        await asyncio.sleep(0)
+    task = next(drain.task for drain in queue._drains if drain.in_flight)
+    assert queue.handler_of(task) is not None
+    gate.set()
+    await queue.flush()
+    gate.clear()
+    queue.produce_nowait(KINDS[0]())
+    await asyncio.sleep(0)
+    report = await queue.shutdown(0.0)
+    assert report.handled + len(report.undelivered) == 2
+
+
+async def test_a_batch_has_at_most_so_many_items_and_its_order():
+    seen: list[list[int]] = []
+
+    async def note(batch):
+        seen.append([each.number for each in batch])
+
+    queue = typed()
+    queue.add_handler(KINDS[0], note, max_batch=3)
+    for number in range(10):
+        item = KINDS[0]()
+        item.number = number
+        queue.produce_nowait(item)
+    await queue.flush()
+    assert seen == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    await queue.shutdown()
+
+
+async def test_a_partition_of_many_types_that_fall_quiet():
+    kinds = [type(f"Many{number}", (), {}) for number in range(1_100)]
+    handled = 0
+
+    async def count(batch):
+        nonlocal handled
+        handled += len(batch)
+
+    queue = bq.BatchQueue[Any]("many", bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(2), fallback=count))
+    for some in (kinds, kinds[:3], kinds[:200], kinds):
+        for kind in some:
+            assert queue.produce_nowait(kind())
+        await queue.flush()
+    assert handled == 2 * 1_100 + 203 == queue.stats().handled
+    await queue.shutdown()
+
+
+async def test_items_are_let_go_of_when_their_round_is_over():
+    queue = typed()
+    for kind in KINDS:
+        queue.add_handler(kind, ignore)
+    items = [kind() for kind in KINDS for _ in range(3)]
+    gone = [weakref.ref(item) for item in items]
+    await queue.produce_many(items)
+    del items
+    await queue.flush()
+    await asyncio.sleep(0)
+    assert [each for each in gone if each() is not None] == []
+    await queue.shutdown()
+
+
+async def test_rounds_leave_no_block_of_memory_behind(caplog):
+    caplog.set_level(logging.CRITICAL, logger="batchqueue_async")
+
+    async def at_once(batch):
+        pass
+
+    async def waits(batch):
+        await asyncio.sleep(0)
+
+    async def fails(batch):
+        raise ValueError
+
+    queue = typed(on_error=lambda batch, error: None)
+    handlers = [at_once, at_once, waits, fails, at_once]
+    for _ in range(3):
+        await rounds(queue, handlers, times=10)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(10):
+        await rounds(queue, handlers, times=10)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 300, "of 5,000 batches, some stayed"
+    await queue.shutdown()
+
+
+# -- objects that are not as expected --------------------------------------------------------------------------------
+
+
+def partition_like(**fields):
+    made: Any = _native.PartitionFields()
+    usual = {
+        "tail": [1],
+        "fast_slots": _native.Countdown(None, 3),
+        "_sealed": None,
+        "byte_room": None,
+        "credits": None,
+        "lanes": None,
+        "leaving": None,
+        "linger_step": None,
+        "marks": None,
+        "next_owner": None,
+        "on_ready": None,
+        "ranges": None,
+        "since": 1.0,
+        "waiters": None,
+    }
+    for name, value in (usual | fields).items():
+        setattr(made, name, value)
+    return made
+
+
+@compiled_only
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tail": ()},
+        {"tail": []},
+        {"tail": None},
+        {"fast_slots": iter(())},
+        {"waiters": 1},
+        {"credits": 1},
+        {"byte_room": 1},
+        {"marks": [1]},
+        {"since": 1},
+        {"lanes": []},
+        {"lanes": {1: None}},
+        {"_sealed": deque([1])},
+        {"_sealed": []},
+    ],
+)
+def test_a_partition_that_is_not_usual_is_left_where_it_is(fields):
+    partition = partition_like(**fields)
+    ready, chunks = deque([partition]), []
+    assert _native.take_usual(ready, chunks, 1, 100) == (1, 0, float("inf"))
+    assert list(ready) == [partition]
+    assert chunks == []
+
+
+@compiled_only
+def test_a_usual_partition_is_taken_whole():
+    partition = partition_like(_sealed=deque())
+    ready, chunks = deque([partition, 5]), []
+    assert _native.take_usual(ready, chunks, 2, 100) == (1, 1, 1.0)
+    assert chunks == [(partition, [1], None)]
+    assert (partition.tail, partition.removed, partition.in_flight) == ([], 1, 1)
+    assert _native.finish_usual(chunks) == 1
+    assert partition.in_flight == 0
+    partition.ranges = 1
+    assert _native.finish_usual([(partition, [], None)]) == 0
+    assert _native.finish_usual([5]) == 0
+    for arguments in [(ready, chunks), (5, chunks, 1, 1), (ready, 5, 1, 1), (ready, chunks, "", 1)]:
+        with pytest.raises(TypeError):
+            _native.take_usual(*arguments)
+
+
+@compiled_only
+def test_chunks_that_are_not_usual_are_grouped_by_the_python():
+    entry: Any = _native.HandlerFields()
+    chunk = (None, [1], int)
+    assert _native.group_usual({int: entry}, [chunk], 10) == [(entry, [1])]
+    for resolved, chunks, most in [
+        ({int: entry}, [chunk, chunk], 10),
+        ({int: entry}, [chunk], 0),
+        ({int: None}, [chunk], 10),
+        ({}, [chunk], 10),
+        ([], [chunk], 10),
+        ({}, (), 10),
+        ({int: entry}, [(None, [1], None)], 10),
+        ({int: entry}, [(None, (), int)], 10),
+        ({int: entry}, [5], 10),
+    ]:
+        assert _native.group_usual(resolved, chunks, most) is None
+
+
+@compiled_only
+def test_calls_that_are_not_usual_are_made_by_the_python():
+    counters, round_, drain = _native.CounterFields(), _native.RoundFields(), _native.DrainFields()
+    context = contextvars.copy_context()
+
+    def call(calls):
+        round_.calls, round_.call_index = calls, 0
+        return _native.call_usual(round_, counters, {1: 0}, context, 0)
+
+    made: list[Any] = []
+
+    async def handle(batch):
+        made.append(batch)
+
+    entry: Any = _native.HandlerFields()
+    assert call([(entry, [1])]) is _native.NO_CALL
+    round_.drain = drain
+    for calls in (None, [], [5], [(None, [1])], [(entry, ())], [(entry, [1])]):
+        assert call(calls) is _native.NO_CALL
+    turns: Any = _native.TurnFields()
+    entry.timeout, entry.consume, entry.turns = None, handle, turns
+    for holders, waiting in [(None, None), ([], deque()), ([1], None), ((), None)]:
+        turns.holders, turns.waiting, turns.limit = holders, waiting, 1
+        assert call([(entry, [1])]) is _native.NO_CALL
+    turns.holders, turns.waiting = [], None
+    assert made == []
+    assert call([(entry, [1, 2])]) is _native.NO_CALL  # a size that was never counted
+    assert made == []
+    assert call([(entry, [1]), (entry, [2])]) is _native.NO_CALL
+    assert (made, counters.handled, round_.call_index, turns.holders) == ([[1], [2]], 2, 2, [])
+    with pytest.raises(TypeError):
+        _native.call_usual(round_, counters, {}, context)
+    with pytest.raises(TypeError):
+        _native.call_usual(round_, 5, {}, context, 0)
+    round_.calls, round_.call_index = [(entry, [1])], 0
+    with pytest.raises(TypeError, match="clock"):
+        _native.call_usual(round_, counters, {1: 0}, context, 1)
