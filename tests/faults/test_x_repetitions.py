@@ -198,6 +198,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2] == "first"))
 """
 
 
+@pytest.mark.timeout(400)  # eight processes, one after the other
 def test_x_13_by_default_too_a_record_whose_sends_kill_the_process_comes_to_an_end(tmp_path):
     program = tmp_path / "killed.py"
     program.write_text(KILLED)
@@ -206,7 +207,7 @@ def test_x_13_by_default_too_a_record_whose_sends_kill_the_process_comes_to_an_e
     for life in range(10):
         command = [sys.executable, str(program), str(tmp_path / "queue"), "first" if life == 0 else "again"]
         env = os.environ | {"PYTHONPATH": str(Path(bq.__file__).parents[1])}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
         codes.append(done.returncode)
         out = done.stdout
         if done.returncode == 0:

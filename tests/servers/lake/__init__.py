@@ -85,7 +85,7 @@ class Lake:
         # The options of the tests' other JVMs name an archive of classes that is not this one's.
         environment = {name: value for name, value in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
         environment |= {"SPARK_LOCAL_IP": base.HOST}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500, env=environment)
         if done.returncode:
             raise RuntimeError(f"Spark {SPARK} ended with {done.returncode}: {done.stderr[-3000:]}")
         found: dict[str, list[dict[str, Any]]] = {}
