@@ -69,18 +69,19 @@ async def run(arguments: argparse.Namespace, manager: bq.BatchQueueManager) -> N
             dead_letters=f"{arguments.topic}.dead",
             session_timeout=arguments.session_timeout,
         )
-        async with consumer:
-            if ops is not None:
-                ops.phase = "running"
-            print("consuming", flush=True)
-            try:
-                await asyncio.Event().wait()  # until a signal cancels it
-            finally:
+        try:
+            async with consumer:
                 if ops is not None:
-                    ops.phase = "draining"
-        report = consumer.report
-        assert report is not None  # noqa: S101 - the consumer has ended
-        print(f"handled {report.acked}, dead letters {report.dead_lettered}, given back {report.released}")
+                    ops.phase = "running"
+                print("consuming", flush=True)
+                try:
+                    await asyncio.Event().wait()  # until a signal cancels it
+                finally:
+                    if ops is not None:
+                        ops.phase = "draining"
+        finally:
+            if (report := consumer.report) is not None:  # it was entered, and has ended
+                print(f"handled {report.acked}, dead letters {report.dead_lettered}, given back {report.released}")
 
 
 def main() -> None:
