@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import batchqueue_async
-from batchqueue_async import intake, testing
+from batchqueue_async import intake, service, testing
 
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file from elsewhere
 
@@ -107,6 +107,7 @@ def write_reference(app: Sphinx) -> None:
     for number, (page, title) in enumerate([*((page, title) for page, title, _ in AREAS), OTHER]):
         if (page, title) in pages:
             write_page(directory / f"{number}-{page}.rst", title, batchqueue_async, pages[page, title])
+    write_page(directory / "9-service.rst", "batchqueue_async.service", service, service.__all__)
     write_page(directory / "8-intake.rst", "batchqueue_async.intake", intake, intake.__all__)
     write_page(directory / "9-testing.rst", "batchqueue_async.testing", testing, testing.__all__)
 

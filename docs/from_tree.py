@@ -10,7 +10,7 @@ import re
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchqueue_async"
 TESTS = ROOT / "tests"
 
+LONGEST_DEFAULT = 40
 MARK = re.compile(r"^<!-- made from the tree: (.+) -->$", re.MULTILINE)
 # A test that proves a fault's absence begins with the fault's id: test_bq_a_..., test_dq_3_..., test_c_18_...
 FAULT_TEST = re.compile(r"test_(?:(?P<letters>bq)_(?P<letter>[a-z])|(?P<list>dq|ex|in|c|d|x|s)_(?P<number>\d+))_\w+")
@@ -143,11 +144,94 @@ def command_line() -> str:
     return "\n".join(helps(build(), "batchqueue", None))
 
 
+def service_file() -> str:  # noqa: C901 - a table is made of many small cases
+    """The fields of a service file, a table for each section and each kind, as the shapes that check it have them."""
+    from batchqueue_async._support.checks import Rule  # noqa: PLC0415 - as above
+    from batchqueue_async.service.json_schema import of_rule  # noqa: PLC0415 - as above
+    from batchqueue_async.service.kinds import SINKS, SOURCES  # noqa: PLC0415 - as above
+    from batchqueue_async.service.schema import FILE  # noqa: PLC0415 - as above
+    from batchqueue_async.service.shapes import Field, Struct, Tagged, Things  # noqa: PLC0415 - as above
+
+    lines: list[str] = []
+
+    def words(schema: dict[str, Any]) -> str:
+        if "enum" in schema:
+            return ", ".join(f"`{each}`" for each in schema["enum"])
+        text = str(schema)
+        for mark, said in (("ms|us", "time"), ("kmgt", "size"), ("env:", "reference"), ("additionalProp", "mapping")):
+            if mark in text:
+                return said
+        kinds = {
+            "integer": "whole number",
+            "number": "number",
+            "boolean": "true, false",
+            "array": "list",
+            "object": "mapping",
+        }
+        return next((said for name, said in kinds.items() if f"'{name}'" in text), "text")
+
+    def value(field: Field) -> str:
+        of = field.of
+        if isinstance(of, Rule):
+            return words(of_rule(of))
+        return (
+            f"[{of.what}](#{of.what.replace(' ', '-')})" if isinstance(of, Struct) and of.what in known else "mapping"
+        )
+
+    def table(title: str, shape: Struct, texts: dict[str, str], level: str = "###", about: str = "") -> None:
+        lines.extend(["", f"{level} {title}", "", *([about, ""] if about else [])])
+        lines.extend(["| field | value | default | reload | |", "|---|---|---|---|---|"])
+        for name, field in shape.fields.items():
+            known_default = field.default is not None and len(str(field.default)) <= LONGEST_DEFAULT
+            default = "needed" if field.needed else f"`{field.default}`" if known_default else ""
+            text = cell((field.text or texts.get(name, "")).removesuffix("."))
+            live = "in place" if field.live else ""
+            lines.append(f"| `{name}` | {value(field)} | {cell(default)} | {live} | {text} |")
+
+    known: dict[str, Struct] = {}
+
+    def collect(shape: Any) -> None:
+        if isinstance(shape, Struct):
+            for field in shape.fields.values():
+                if isinstance(field.of, Struct) and field.of.what not in known:
+                    known[field.of.what] = field.of
+                collect(field.of)
+        elif isinstance(shape, Things):
+            collect(shape.of)
+        elif isinstance(shape, Tagged):
+            for each in shape.kinds.values():
+                collect(each)
+
+    for each in FILE.fields.values():
+        if isinstance(each.of, Things):
+            collect(each.of)
+    of: Any
+    for section, field in FILE.fields.items():
+        of = field.of.of if isinstance(field.of, Things) else field.of
+        if isinstance(of, Struct):
+            table(f"`{section}`", of, {}, "##", f"{field.text[0].upper()}{field.text[1:]}.")
+        elif isinstance(of, Tagged):
+            lines.extend(
+                ["", f"## `{section}`", "", f"{field.text[0].upper()}{field.text[1:]}; `type` says of which kind."]
+            )
+            kinds = SINKS if section == "sinks" else SOURCES
+            for name, shape in of.kinds.items():
+                kind = kinds.get(name)
+                extra = "" if kind is None or not kind.extra else f" Needs `batchqueue-async[{kind.extra}]`."
+                text = "A sink that code makes" if kind is None else f"{kind.text[0].upper()}{kind.text[1:]}"
+                table(f"{section[:-1]} `{name}`", shape, {} if kind is None else kind.texts(), about=f"{text}.{extra}")
+    lines.extend(["", "## Parts"])
+    for what, shape in known.items():
+        table(what, shape, {})
+    return "\n".join(lines) + "\n"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "map": package_map,
     "tests by fault": fault_tests,
     "metrics": metrics,
     "command line": command_line,
+    "service file": service_file,
 }
 
 

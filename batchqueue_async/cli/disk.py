@@ -45,9 +45,11 @@ def make() -> Group:
         "dead-letters",
         "list or export the dead letters, delete them, or put them into the queue again",
         [
-            _command("list", _list, "the dead letters, one per line", payloads),
-            _command("requeue", _requeue, "put dead letters into the queue again; needs the queue to be closed", seqs),
-            _command("purge", _purge, "delete dead letters; needs the queue to be closed", seqs, before),
+            _command("list", list_letters, "the dead letters, one per line", payloads),
+            _command(
+                "requeue", requeue_letters, "put dead letters into the queue again; needs the queue to be closed", seqs
+            ),
+            _command("purge", purge_letters, "delete dead letters; needs the queue to be closed", seqs, before),
             _command(
                 "export",
                 letters_file.export,
@@ -197,7 +199,8 @@ async def _open_and_close(path: Path) -> Any:
         return queue.recovery
 
 
-def _list(arguments: Arguments) -> int:
+def list_letters(arguments: Arguments) -> int:
+    """Say the dead letters of a directory, one per line."""
     damaged: list[str] = []
     for letter in inspect.list_dead_letters(arguments.path, on_damage=damaged.append):
         shown = {
@@ -215,14 +218,16 @@ def _list(arguments: Arguments) -> int:
     return 1 if damaged else 0
 
 
-def _requeue(arguments: Arguments) -> int:
+def requeue_letters(arguments: Arguments) -> int:
+    """Put dead letters of a directory into its queue again."""
     inspect.survey(arguments.path)
     count = asyncio.run(_put_back(arguments.path, list(arguments.seq) or None))
     say(json.dumps({"requeued": count}) if arguments.json else f"{count} dead letters put into the queue again")
     return 0
 
 
-def _purge(arguments: Arguments) -> int:
+def purge_letters(arguments: Arguments) -> int:
+    """Delete dead letters of a directory."""
     inspect.survey(arguments.path)
     count = asyncio.run(_delete(arguments.path, list(arguments.seq) or None, arguments.before))
     say(json.dumps({"purged": count}) if arguments.json else f"{count} dead letters deleted")

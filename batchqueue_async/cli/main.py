@@ -20,7 +20,10 @@ from batchqueue_async.errors import BatchQueueError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("check", "completion", "disk", "new", "run", "schema", "size", "spark", "status", "top", "why")
+COMMANDS = (
+    *("bench", "check", "completion", "dead-letters", "demo", "disk", "new", "run"),
+    *("schema", "size", "spark", "status", "top", "why"),
+)
 PROGRAM = "batchqueue"
 COMPLETE = "_BATCHQUEUE_COMPLETE"
 """The variable by which a shell asks for completions; its scripts set it."""
@@ -45,7 +48,7 @@ class _Main(Group):
         """One of them."""
         if cmd_name not in COMMANDS:
             return None
-        made: click.Command = import_module(f"batchqueue_async.cli.{cmd_name}").make()
+        made: click.Command = import_module(f"batchqueue_async.cli.{cmd_name.replace('-', '_')}").make()
         return made
 
 
