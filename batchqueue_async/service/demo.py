@@ -168,7 +168,7 @@ async def demonstrate(path: Path, *, seconds: float, rate: int, say: Callable[[s
                 shown += max(1.0, seconds / 20)
                 say(_line(now - began, result.produced, stats))
             await asyncio.sleep(0.02)
-        if phase != "back":
+        if phase == "away":
             await destination.start()
         await queue.flush()
         await exporter.flush(timeout=max(30.0, seconds))
