@@ -467,6 +467,7 @@ class DrainTask(DrainFields, Generic[T]):
     def reconfigure(self, rules: DrainRules) -> None:
         """Go by other rules from the next round on; a batch that lingers is looked at again."""
         self.rules = rules
+        self.prompt = not rules.linger
         self.wake()
 
     def begin_hurry(self) -> None:

@@ -127,7 +127,9 @@ class Service:
     Attributes:
         spec: what it is made of; another one after a reload.
         report: what became of everything; None while it runs.
-        queues, exporters, consumers: by name, while it runs.
+        queues: by name, while it runs.
+        exporters: by name, likewise.
+        consumers: those of the sources, by name, likewise.
         ops: what serves the pages; None where nothing is served.
     """
 

@@ -507,6 +507,39 @@ async def test_a_queue_and_an_exporter_refuse_other_changes(app):
             exporter.reconfigure(dataclasses.replace(exporter.config, ordering="order"))
 
 
+@pytest.mark.parametrize("handlers", ["single", "by_type"])
+async def test_a_queue_lingers_as_it_was_told_last(handlers):
+    import dataclasses
+
+    taken = []
+
+    async def take(batch):
+        taken.append(list(batch))
+
+    async with bq.BatchQueueManager() as manager:
+        single = handlers == "single"
+        queue = manager.create("q", bq.QueueConfig(consumer=take if single else None, max_batch=3))
+        if not single:
+            queue.add_handler(int, take)
+        await queue.produce(1)
+        await queue.flush()
+        queue.reconfigure(dataclasses.replace(queue.config, linger=3600.0))
+        await queue.produce(2)
+        await asyncio.sleep(0.1)
+        assert taken == [[1]]
+        await queue.produce_many([3, 4])
+        async with asyncio.timeout(60):
+            while len(taken) < 2:
+                await asyncio.sleep(0.001)
+        await queue.produce(5)
+        await asyncio.sleep(0.01)
+        queue.reconfigure(dataclasses.replace(queue.config, linger=0.0))
+        async with asyncio.timeout(60):
+            while len(taken) < 3:
+                await asyncio.sleep(0.001)
+    assert taken == [[1], [2, 3, 4], [5]]
+
+
 # --- secrets
 
 
