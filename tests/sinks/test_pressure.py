@@ -39,6 +39,7 @@ def secret(tmp_path):
 # --- credentials that are rotated
 
 
+@pytest.mark.timeout(8 * LIMIT)  # the server's command takes long where the processors are busy
 async def test_rabbitmq_with_a_password_that_is_rotated(rabbit_server, secret):
     place = Rabbit(rabbit_server, new_name())
     add = (
@@ -232,6 +233,7 @@ async def test_clickhouse_with_too_many_queries_is_left_alone_for_a_while(clickh
         arrived(place, await place.numbers(), range(count))
 
 
+@pytest.mark.timeout(8 * LIMIT)  # the server's command takes long where the processors are busy
 async def test_a_rabbitmq_that_blocks_its_publishers_is_waited_for(rabbit_server):
     """Its memory alarm stops reading what publishers send; the connection stays, and nothing is answered."""
     place = Rabbit(rabbit_server, new_name())
