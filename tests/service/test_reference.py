@@ -22,12 +22,12 @@ KEYS = (
     "global_send_limit "
 ).split()
 FLAGS = (
-    "-queue-enabled -queue-type -queue-path -queue-max-size -queue-max-bytes -queue-full-behavior -queue- "
-    "always-queue -queue-workers -queue-inmemory-blocks -queue-chunk-size -queue-meta-sync -queue-stale-flush "
-    "-queue-write-buffer-size -queue-compression -queue-retry-interval -queue-max-retry-delay -queue-backoff- "
-    "enabled -queue-backoff-multiplier -queue-circuit-breaker-enabled -queue-circuit-breaker-threshold -queue- "
-    "circuit-breaker-reset-timeout -queue-memory-percent -memory-limit-ratio -queue-adaptive-enabled -queue- "
-    "target-utilization "
+    "-queue-enabled -queue-type -queue-path -queue-max-size -queue-max-bytes -queue-full-behavior "
+    "-queue-always-queue -queue-workers -queue-inmemory-blocks -queue-chunk-size -queue-meta-sync "
+    "-queue-stale-flush -queue-write-buffer-size -queue-compression -queue-retry-interval "
+    "-queue-max-retry-delay -queue-backoff-enabled -queue-backoff-multiplier -queue-circuit-breaker-enabled "
+    "-queue-circuit-breaker-threshold -queue-circuit-breaker-reset-timeout -queue-memory-percent "
+    "-memory-limit-ratio -queue-adaptive-enabled -queue-target-utilization "
 ).split()
 ROW = re.compile(r"^\| `(?P<key>[\w.]+)` \| (?:`(?P<flag>[\w-]+)`)? *\| `(?P<ours>[\w.]+)` \|", re.MULTILINE)
 
