@@ -223,7 +223,9 @@ def test_a_speculative_copy_and_the_task_that_it_overtook_are_written_once(sessi
         found = written(session, path)
     else:
         found = session.read.schema("value long, name string").json([str(each) for each in path.glob("[!.]*/*.jsonl")])
-        letters = [json.loads(line) for each in tmp_path.glob("dead/[!.]*/*.jsonl") for line in each.open()]
+        letters = [
+            json.loads(line) for each in tmp_path.glob("dead/[!.]*/*.jsonl") for line in each.read_text().splitlines()
+        ]
         assert sorted(each["row"]["name"] for each in letters) == sorted([f"n{n}" for n in range(3, 2_000, 250)] * 2)
     assert_df_equality(found, twice, ignore_row_order=True, ignore_nullable=True)
 
