@@ -418,7 +418,9 @@ class Consumer:
         try:
             async with asyncio.timeout(_END_TIMEOUT):
                 await session.end()
-        except Exception as error:  # noqa: BLE001 - it should not raise; it is over either way
+        except (Exception, asyncio.CancelledError) as error:  # it should not raise; it is over either way
+            if isinstance(error, asyncio.CancelledError) and asked_for():
+                raise
             log.warning("session_end_failed", consumer=self.name, **log.describe(error))
         if self._session is session:
             self._session = None

@@ -511,6 +511,10 @@ class BetweenSession:
         await self.lane.cancel("take")
         return await self.inner.take(room)
 
+    async def end(self):
+        await self.inner.end()
+        await self.lane.cancel("end")
+
     async def settle(self, outcomes):
         await self.lane.cancel("settle")
         await self.inner.settle(outcomes)
@@ -558,7 +562,7 @@ async def test_in_61_a_stop_amid_connecting_takes_nothing():
     await asyncio.sleep(10)
 
 
-@pytest.mark.parametrize("call", ["connect", "take", "settle", "forward"])
+@pytest.mark.parametrize("call", ["connect", "take", "settle", "forward", "end"])
 async def test_in_62_a_client_that_cancels_its_own_futures_ends_no_task_of_ours(call, logs):
     broker = FakeBroker()
     calls = Calls()
@@ -571,6 +575,9 @@ async def test_in_62_a_client_that_cancels_its_own_futures_ends_no_task_of_ours(
     consumer = broker.consumer(handle, workers=2)
     consumer.use_lane(lambda plan: Between(broker, plan, cancels={call}))
     async with consumer:
+        if call == "end":
+            await asyncio.sleep(1)
+            broker.reset()
         broker.publish(*bodies(10))
         await broker.drained()
         assert consumer.healthy()
@@ -580,6 +587,7 @@ async def test_in_62_a_client_that_cancels_its_own_futures_ends_no_task_of_ours(
     assert broker.violations == []
     # It is told like any other failure of the line.
     told = {"intake_not_connected", "intake_disconnected", "settling_failed", "dead_letter_not_published"}
+    told |= {"session_end_failed"}
     assert [each for each in logs if each["event"] in told]
 
 

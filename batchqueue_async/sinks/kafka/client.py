@@ -212,7 +212,8 @@ async def stop_consumer(consumer: Consumer, grace: float = 1.0) -> None:
             task.cancel()
             await asyncio.wait((task,), timeout=grace)
     for name in ("_fetcher", "_client"):
-        with suppress(Exception):
+        # They await tasks that they have cancelled, and may pass that on.
+        with suppress(Exception, asyncio.CancelledError):
             async with asyncio.timeout(grace):
                 await getattr(consumer, name).close()
 
