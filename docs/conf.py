@@ -6,6 +6,7 @@ import inspect
 import logging
 import sys
 import typing
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from batchqueue_async import intake, service, testing
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file from elsewhere
 
 import from_tree
+from public_names import INTERNAL, PAGES
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -26,7 +28,15 @@ project = "batchqueue_async"
 author = "The batchqueue_async maintainers"
 version = release = batchqueue_async.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and output are not copied
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
@@ -47,6 +57,7 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = "batchqueue_async"
 html_show_copyright = False
+html_theme_options = {"navigation_with_keys": True}
 
 # -- the reference: a page for each area, made from the public names, so that none is missing --
 
@@ -86,6 +97,25 @@ def entry(module: ModuleType, name: str) -> list[str]:
     return [f".. {kind}:: {module.__name__}.{name}", *options, ""]
 
 
+def write_modules(path: Path, title: str, names: dict[str, tuple[str, ...]]) -> None:
+    """One page with the names of several modules, a section for each where there are several."""
+    lines = [title, "=" * len(title), ""]
+    for module, listed in names.items():
+        if len(names) > 1:
+            lines += [f"``{module}``", "-" * (len(module) + 4), ""]
+        for name in listed:
+            lines += entry(import_module(module), name)
+    text = "\n".join(lines)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def is_internal(_app: Sphinx, _what: str, _name: str, value: Any, _skip: bool, _options: object) -> bool | None:  # noqa: FBT001 - Sphinx's signature
+    """Leave out what only the library's other parts call; None lets Sphinx decide."""
+    function = value.fget if isinstance(value, property) else value
+    return True if getattr(function, "__qualname__", "") in INTERNAL else None
+
+
 def write_page(path: Path, title: str, module: ModuleType, names: list[str]) -> None:
     """One page of the reference: a table of the names, then each of them."""
     lines = [title, "=" * len(title), "", f".. currentmodule:: {module.__name__}", "", ".. autosummary::", ""]
@@ -109,6 +139,8 @@ def write_reference(app: Sphinx) -> None:
             write_page(directory / f"{number}-{page}.rst", title, batchqueue_async, pages[page, title])
     write_page(directory / "9-service.rst", "batchqueue_async.service", service, service.__all__)
     write_page(directory / "8-intake.rst", "batchqueue_async.intake", intake, intake.__all__)
+    for page, (title, names) in PAGES.items():
+        write_modules(directory / f"{page}.rst", title, names)
     write_page(directory / "9-testing.rst", "batchqueue_async.testing", testing, testing.__all__)
 
 
@@ -125,5 +157,6 @@ def pages_from_the_tree(_app: Sphinx, env: BuildEnvironment, *_: object) -> list
 def setup(app: Sphinx) -> None:
     """Let Sphinx write the reference before it reads it, and fill the pages as it reads them."""
     app.connect("builder-inited", write_reference)
+    app.connect("autodoc-skip-member", is_internal)
     app.connect("env-get-outdated", pages_from_the_tree)
     app.connect("source-read", fill_page)

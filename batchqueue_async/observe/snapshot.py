@@ -147,7 +147,8 @@ class ProcessSnapshot:
         started: when the process began to be watched.
         version: that of this library; python: that of Python.
         pid: the process's number.
-        queues, exporters, disks, bridges, consumers, queries, loops: what there is.
+        queues: what there is, in the order in which it was made; likewise exporters, disks, bridges, consumers,
+            queries and loops.
         unreadable: what could not be read, as "kind/name".
         reload: the last reading of the service's file; None where there is none.
         reload_taken: the last one that was taken.
