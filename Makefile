@@ -184,6 +184,14 @@ chaos-durable: $(STAMP) ## kill a durable queue KILLS times (1000); CHAOS=5000 h
 	BATCHQUEUE_KILLS=$(KILLS) $(BIN)/pytest tests/durable/test_kill.py
 	BATCHQUEUE_CHAOS=$(or $(CHAOS),5000) $(BIN)/pytest -o timeout=14400 tests/faults/test_d_everywhere.py
 
+.PHONY: fleet
+fleet: $(STAMP) ## a fleet of real processes held against its simulation; FLEET="--processes 4 --rate 4000"
+	$(BIN)/python -m tests.benchmarks.fleet $(FLEET)
+
+.PHONY: soak
+soak: $(STAMP) ## MINUTES=10 against real servers with faults at random, SEED=1; a report in bench-results/soak
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(SOAK)
+
 OUTAGE ?= 60
 
 .PHONY: chaos-export

@@ -31,7 +31,7 @@ FOLDERS = {
     "durable": ("durable", "benchmarks"),
 }
 PARTS = (*FOLDERS, "pure")
-NO_TESTS = ("typing", "golden", "support", "__pycache__")
+NO_TESTS = ("typing", "golden", "support", "soak", "__pycache__")
 # Debian's packages of the servers: the tests install what is missing too, but each within the time of one test.
 PACKAGES = {
     "initdb": "postgresql",
