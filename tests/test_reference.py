@@ -91,7 +91,7 @@ def test_every_public_name_has_a_place_in_the_reference(name):
     on_pages += [tuple(path.rsplit(".", 1)) for path in BY_HAND]
     found = imported(name)
     # These have pages of their own, made from their `__all__`.
-    for module in ("batchqueue_async.testing", "batchqueue_async.intake"):
+    for module in ("batchqueue_async.testing", "batchqueue_async.intake", "batchqueue_async.service"):
         on_pages += [(module, each) for each in imported(module).__all__]
     for each in found.__all__:
         value = getattr(found, each)
