@@ -37,6 +37,8 @@ MAX_DEPTH = 16
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null"))
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _CALL = re.compile(r"(?P<name>[a-z_]+)\s*(?:\((?P<arguments>[^()]*)\))?")
+# They choose between the compiled hot path and its Python, when the package is imported and when it is installed.
+_SWITCHES = frozenset({"PURE", "NO_EXTENSIONS"})
 # What Kubernetes gives every container of a namespace that has a service named after the prefix.
 _SERVICE_LINK = re.compile(
     r"(?:[A-Z0-9]+_)*(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_[A-Z]+)?)"
@@ -178,7 +180,7 @@ class _Environment:
             return False
         rest = variable[len(self._prefix) :].upper()
         if variable.startswith(PREFIX) and self._prefix == PREFIX:
-            return not is_service_link(rest)
+            return not is_no_setting(rest)
         section, separator, _ = rest.partition("__")
         return bool(separator) and closest(section, ["QUEUES"]) is not None
 
@@ -193,9 +195,9 @@ class _Environment:
         self._layers.fault(f"environment variable {variable}", rule, way_out, unread=unread)
 
 
-def is_service_link(rest: str) -> bool:
-    """Whether Kubernetes sets a variable by itself, by its name without the prefix."""
-    return _SERVICE_LINK.fullmatch(rest) is not None
+def is_no_setting(rest: str) -> bool:
+    """Whether a variable, by its name without the prefix, is another's: a switch, or what Kubernetes sets by itself."""
+    return rest in _SWITCHES or _SERVICE_LINK.fullmatch(rest) is not None
 
 
 def _capitals(name: str) -> str:

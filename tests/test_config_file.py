@@ -694,6 +694,11 @@ def test_what_kubernetes_sets_for_its_services_is_passed_over(service):
     assert config.load_config(environ=environ) == {}
 
 
+@pytest.mark.parametrize("switch", ["BATCHQUEUE_PURE", "BATCHQUEUE_NO_EXTENSIONS"])
+def test_a_switch_of_the_library_is_no_setting_of_a_queue(switch):
+    assert config.load_config(environ={switch: "1"}) == {}
+
+
 def test_under_a_prefix_of_its_own_a_program_has_other_variables_too():
     environ = {"MYAPP_DATABASE": "x", "MYAPP_DATABASE__URL": "x", "BATCHQUEUE_X": "y", "MYAPP_QUEUES__A__LINGER": "1"}
     assert config.load_config(environ=environ, prefix="MYAPP_") == {"a": bq.QueueConfig(linger=1.0)}

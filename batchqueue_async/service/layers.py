@@ -11,7 +11,7 @@ from batchqueue_async.config_file import (
     PREFIX,
     Layers,
     Section,
-    is_service_link,
+    is_no_setting,
     place_of,
     read_document,
     read_value,
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from batchqueue_async._support.checks import Rule
 
-OTHER_VARIABLES = ("BATCHQUEUE_PURE", "BATCHQUEUE_DEBUG")
-"""Variables under the prefix that are not settings of a file."""
-
 
 def read_layers(
     layers: Layers, file: Path, shape: Struct, environ: Mapping[str, str], settings: Sequence[str]
@@ -37,9 +34,9 @@ def read_layers(
     """
     content = _section(read_document(layers, file) or {})
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in OTHER_VARIABLES:
+        if variable.startswith(PREFIX):
             rest = variable.removeprefix(PREFIX)
-            if not is_service_link(rest):
+            if not is_no_setting(rest):
                 _set_by_variable(layers, content, shape, (variable, environ[variable]))
     for text in settings:
         name, equals, value = text.partition("=")

@@ -13,7 +13,6 @@ import yaml
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.service.json_schema import json_schema, of_rule, of_shape
 from batchqueue_async.service.kinds import SINKS, SOURCES
-from batchqueue_async.service.layers import OTHER_VARIABLES
 from batchqueue_async.service.reading import is_service_file, read_service, warnings_of, where
 from batchqueue_async.service.shapes import Shape, Struct, Things
 from batchqueue_async.service.templates import FROM, TO, program, template
@@ -127,7 +126,7 @@ def test_later_layers_win(tmp_path):
         "BATCHQUEUE_QUEUES__ROWS__MAX_BATCH": "9",
         "BATCHQUEUE_SERVICE__DRAIN_TIMEOUT": "1m",
         "BATCHQUEUE_SERVICE_HOST": "10.0.0.1",  # what Kubernetes sets for a service named batchqueue
-        OTHER_VARIABLES[0]: "1",
+        "BATCHQUEUE_PURE": "1",
     }
     text = WHOLE.replace("batch: 1000", "batch: {max_records: 1000}")
     spec = read(tmp_path, text, "queues.rows.max_batch=11", "logs.level=debug", environ=environ)
