@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import anyio
 import anyio.to_process
@@ -55,8 +56,11 @@ class InProcess(Generic[T]):
 
     async def consume(self, batch: list[T]) -> Any:
         """Run the function with the batch; cancelling the call kills the process that runs it."""
+        call = _CallInProcess(self.function)
         with _clock_held():
-            return await anyio.to_process.run_sync(_CallInProcess(self.function), batch, cancellable=True)
+            return await anyio.to_process.run_sync(
+                call, batch, cancellable=True, limiter=cast("Any", _StartedProcess())
+            )
 
     def __repr__(self) -> str:
         return f"in_process({_name_of(self.function)})"
@@ -124,6 +128,36 @@ def _call_in_thread(round_: Round[Any] | None, function: Callable[[list[T]], Any
         raise
     except BaseException as error:
         raise _exit_of("in_thread", function, error) from error
+
+
+class _StartedProcess:
+    """Stands for anyio's limiter: whoever enters finds a process that has started, and takes it without waiting.
+
+    anyio forgets a process whose start is cancelled: it would live on, with its pipes, until this program ends, and a
+    `handler_timeout` that is shorter than the start would leave one behind with each batch. So the start is a call of
+    its own, which nothing cancels, and only one at a time: no other call takes the process away before its turn.
+    """
+
+    _starting: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]] = (
+        weakref.WeakKeyDictionary()
+    )
+
+    async def __aenter__(self) -> None:
+        self._limiter = anyio.to_process.current_default_process_limiter()
+        await self._limiter.acquire_on_behalf_of(self)
+        try:
+            async with self._starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+                await _to_its_end(anyio.to_process.run_sync(_nothing, limiter=anyio.CapacityLimiter(1)))
+        except BaseException:
+            self._limiter.release_on_behalf_of(self)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._limiter.release_on_behalf_of(self)
+
+
+def _nothing() -> None:
+    """What a process does that is only to start."""
 
 
 class _CallInProcess(Generic[T]):

@@ -11,6 +11,10 @@ def own_pid() -> int:
     return os.getpid()
 
 
+def own_pid_of(_: list[object]) -> int:
+    return os.getpid()
+
+
 def write_pid(batch: list[str]) -> None:
     for name in batch:
         Path(name).write_text(str(os.getpid()))
