@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import importlib
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -329,6 +331,20 @@ def test_names_that_are_imported_later_are_the_real_ones():
     assert set(bq._LATER) <= set(dir(bq))
     with pytest.raises(AttributeError, match="no attribute 'DurableQueu'"):
         _ = bq.DurableQueu
+
+
+def test_each_sink_is_found_by_its_name_beside_its_module():
+    from batchqueue_async import sinks
+
+    found = {}
+    for path in Path(sinks.__file__).parent.glob("[a-z]*"):
+        module = importlib.import_module(f"batchqueue_async.sinks.{path.stem}")
+        sent_to = [each for each in vars(module).values() if inspect.isclass(each) and hasattr(each, "send")]
+        concrete = [each for each in sent_to if not (inspect.isabstract(each) or getattr(each, "_is_protocol", False))]
+        found |= {each.__name__: each for each in concrete if each.__name__.endswith("Sink")}
+    assert {name: getattr(sinks, name) for name in dir(sinks) if name.endswith("Sink")} == found
+    with pytest.raises(ImportError, match="cannot import name 'KafkaSinc'"):
+        from batchqueue_async.sinks import KafkaSinc  # noqa: F401 - it is not there
 
 
 def test_the_package_says_its_version_and_that_it_is_typed():
