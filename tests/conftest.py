@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from functools import partial
@@ -13,6 +14,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from servers import base as servers
 from structlog.testing import capture_logs
+from untraced import untraced
 
 from batchqueue_async.testing import VirtualTimeLoop
 
@@ -23,7 +25,7 @@ pytest_plugins = ["servers.fixtures", "servers.network_fixtures"]
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, MutableMapping
+    from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
 
 if sys.platform != "win32":
     import uvloop
@@ -59,6 +61,12 @@ def pytest_asyncio_loop_factories(
         count = config.getoption("seeds") or seeds.args[0]
         return {f"seed-{seed}": partial(VirtualTimeLoop, seed=seed, time_limit=TIME_LIMIT) for seed in range(count)}
     return {"virtual": partial(VirtualTimeLoop, time_limit=TIME_LIMIT)}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    with untraced() if item.get_closest_marker("untraced") else contextlib.nullcontext():
+        return (yield)
 
 
 @pytest.fixture

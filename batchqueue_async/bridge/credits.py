@@ -52,7 +52,8 @@ PAUSE_SHARE = 0.1
 class ThreadWaiter:
     """A producer of another thread or loop that waits for places.
 
-    Only the producer's own frame keeps it: the waiter of a thread that was torn out of its wait is simply gone.
+    Only the producer's own frame keeps it: the waiter of a thread that was torn out of its wait is simply gone. Torn a
+    second time, out of the cleaning up after the first, a frame may be part of a circle, which the collector opens.
 
     Attributes:
         wake: makes the producer look at what it got; says whether there still is one.

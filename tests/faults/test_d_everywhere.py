@@ -182,7 +182,12 @@ PROVERS = {
 }
 
 
-@pytest.mark.parametrize("name", PROVERS)
+def some_traced(names, traced):
+    """All names, of which only some are worth the time of the coverage's tracer."""
+    return [pytest.param(name, marks=[] if name in traced else [pytest.mark.untraced]) for name in names]
+
+
+@pytest.mark.parametrize("name", some_traced(PROVERS, {"puts", "reopened", "dead letters"}))
 def test_d_2_3_8_22_any_call_fails_once_and_then_the_crash(name):
     """Every call, every class of error, every later moment: nothing is left to chance but what the power takes."""
     prover = PROVERS[name]()
@@ -345,7 +350,7 @@ LEFT = {
 TOLD = ("durable_records_damaged", "durable_repaired", "durable_quarantined")
 
 
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("name", some_traced(LEFT, {"closed"}))
 def test_d_27_one_flipped_bit_of_any_byte_costs_one_frame_at_most_and_is_told(name, caplog):
     """Of every file there is: segments with and without a footer, acknowledgements, `queue.id`, the dead letters'."""
     if name == "compressed":

@@ -267,6 +267,7 @@ async def test_in_12_odd_keys_have_lanes_of_their_own():
     assert (("a", "t"), ("b", "t")) in together
 
 
+@pytest.mark.untraced
 async def test_in_13_nothing_is_kept_of_keys_that_are_done_and_retries_count_against_the_bound():
     broker, calls = FakeBroker(), Calls()
     async with broker.consumer(calls, workers=8, prefetch=100, ordered_by=lambda message: message.body) as consumer:

@@ -442,11 +442,11 @@ class Limited(Destination):
 @pytest.mark.parametrize(
     ("burst", "retry_after"),
     [
-        (100.0, None),
-        (100.0, 1.0),
+        pytest.param(100.0, None, marks=pytest.mark.untraced),
+        pytest.param(100.0, 1.0, marks=pytest.mark.untraced),
         (100.0, 5.0),
-        (10.0, None),
-        (1.5, None),
+        pytest.param(10.0, None, marks=pytest.mark.untraced),
+        pytest.param(1.5, None, marks=pytest.mark.untraced),
         (None, None),
         (None, 1.0),
         (None, "the next second"),
@@ -471,6 +471,7 @@ async def test_x_11_throttling_slows_down_and_opens_no_breaker(burst, retry_afte
         assert (sink.refused - refused) / (sink.taken - taken) <= 0.05
 
 
+@pytest.mark.untraced
 async def test_x_11_a_learned_rate_follows_a_limit_that_is_raised():
     sink = Limited()
     sink.rate = 10.0

@@ -6,6 +6,7 @@ A program of its own, since a tracer in the same process would be torn apart as 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import random
 import sys
@@ -92,6 +93,8 @@ def main(overflow: str, shape: str) -> None:
                 queue.flush(timeout=PATIENCE)
 
         storm.run(HITS, between)
+        # Hit twice, on its way out of a `with` too, a thread leaves its frames to the collector, and what waits in them.
+        gc.collect()
         queue.flush(timeout=PATIENCE)
         stats = queue.stats(timeout=PATIENCE)
         assert_adds_up(stats)

@@ -1,4 +1,7 @@
-"""No tracer where a test interrupts: it would never give back a lock that it holds at an interrupted call."""
+"""No tracer where a test interrupts: it would never give back a lock that it holds at an interrupted call.
+
+Nor where one does the same thousands of times (the marker `untraced`): the coverage's tracer takes most of that time.
+"""
 
 from __future__ import annotations
 
