@@ -1,6 +1,6 @@
-"""Run the whole test suite in parts, two at a time, and check the coverage of all of them together: `make unit`.
+"""Run the whole test suite in parts, three at a time, and check the coverage of all of them together: `make unit`.
 
-.venv/bin/python .ci/suite.py [--jobs 2] [--only PART] [--no-gate]
+.venv/bin/python .ci/suite.py [--jobs 3] [--only PART] [--no-gate]
 
 The parts share nothing but the machine: each has its own servers, ports and directories. A part's output is shown when
 it has ended; the exit code is 1 if any failed, or if the coverage is below the gate.
@@ -121,7 +121,7 @@ def gate(*, enforce: bool) -> int:
 def main() -> None:
     """Run the parts, then the gate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=2, help="parts at once (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=3, help="parts at once (%(default)s): they wait for servers a lot")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part alone, without the gate")
     parser.add_argument("--no-gate", action="store_true", help="report the coverage without comparing it")
     options = parser.parse_args()

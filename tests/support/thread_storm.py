@@ -93,7 +93,7 @@ def main(overflow: str, shape: str) -> None:
                 queue.flush(timeout=PATIENCE)
 
         storm.run(HITS, between)
-        # Hit twice, on its way out of a `with` too, a thread leaves its frames to the collector, and what waits in them.
+        # Hit twice, on its way out of a `with` too, a thread leaves its frames, with what they hold, to the collector.
         gc.collect()
         queue.flush(timeout=PATIENCE)
         stats = queue.stats(timeout=PATIENCE)
