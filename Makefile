@@ -49,7 +49,7 @@ java: ## the Java that Spark needs: installed when it is missing and this is roo
 # Without Java, Spark's tests are skipped and the coverage gate can't hold; in CI (CI is set) that is a failure. The core runs
 # a second time with the hot path in Python; the gate counts all parts.
 .PHONY: unit
-unit: $(STAMP) ## all tests, in parts, two at a time, with the coverage gate
+unit: $(STAMP) ## all tests, in parts, three at a time, with the coverage gate
 	@$(PYTHON) .ci/java.py || test -z "$$CI"
 	$(BIN)/python .ci/suite.py $$($(PYTHON) .ci/java.py --check || echo --no-gate)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 CORE = ("queue", "bridge", "runtime", "_native")
-# The longest first, and many, so that neither processor waits long for the other at the end. What no part names belongs
+# The longest first, and many, so that no processor waits long for the others at the end. What no part names belongs
 # to `rest`, so that a new folder is tested without being named here.
 FOLDERS = {
     "faults": ("faults",),
