@@ -118,6 +118,29 @@ def test_a_stopped_destination_turns_red_within_two_frames_and_comes_back_green(
     assert "exporter warehouse works again" in shown(page, "#events")
 
 
+@pytest.mark.parametrize("least", [0.00096, 9.7e-7, 1e-4])
+def test_any_least_latency_can_be_drawn(browser, program, least):
+    """The lines of a logarithmic axis are counted up from it, which from some values never ended."""
+    context = browser.new_context()
+    page = context.new_page()
+    said = []
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.add_init_script(
+        """const parse = JSON.parse;
+        JSON.parse = (text) => {
+          const frame = parse(text);
+          for (const queue of frame.queues || []) queue.wait_p50 = LEAST;
+          for (const values of frame.length ? frame : []) values[6] = LEAST;
+          return frame;
+        };""".replace("LEAST", str(least))
+    )
+    page.goto(f"{program.url}/ui")
+    wait_until(page, "document.querySelector('#c-latency').getAttribute('aria-label')")
+    page.wait_for_timeout(200)  # it is drawn after the step that has the label
+    context.close()
+    assert said == []
+
+
 def test_the_lag_is_shown_while_the_loop_is_blocked(page, program):
     program.say("block 6")
     page.wait_for_selector("#lag.bad")

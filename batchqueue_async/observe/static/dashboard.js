@@ -89,6 +89,8 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   const charts = [];
   const decades = (_, at) => at.map((value) => (known(value) && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6 ? value : null));
+  // uPlot counts the lines of a logarithmic axis up from its lowest value, and from 0.00096, say, never gets to the end.
+  const decade = (value) => 10 ** Math.floor(Math.log10(value));
   const binary = Array.from({ length: 44 }, (_, power) => 2 ** power);
   class Chart {
     constructor(id, series, format, options) {
@@ -109,7 +111,7 @@
       const log = this.options.log;
       this.plot = new uPlot({
         width: Math.max(200, this.host.clientWidth), height: 170, legend: { show: false }, cursor: { y: false, points: { size: 6 } },
-        scales: { x: { time: true }, y: log ? { distr: 3, range: (_, low, high) => [Math.min(low || 0.001, 0.001), Math.max(high || 1, 0.1)] } : { range: (_, low, high) => [0, Math.max(1, (high || 0) * 1.08)] } },
+        scales: { x: { time: true }, y: log ? { distr: 3, range: (_, low, high) => [decade(Math.min(low || 0.001, 0.001)), Math.max(high || 1, 0.1)] } : { range: (_, low, high) => [0, Math.max(1, (high || 0) * 1.08)] } },
         series: [{}, ...this.series.map((each) => ({
           stroke: colour(each.colour), width: each.width || 2, dash: each.dash, spanGaps: true, points: { show: false },
           fill: each.fill ? colour(each.colour) + "1f" : undefined,

@@ -47,8 +47,8 @@ def tabular(batch: Sequence[Any], columns: Sequence[str] | None) -> tuple[list[R
 
     Example:
         >>> rows, refused = tabular([{"a": 1, "b": 2}, {"a": 3, "b": 4}, (5,)], None)
-        >>> rows, list(refused)
-        ([Rows(names=('a', 'b'), values=[(1, 2), (3, 4)], places=[0, 1])], [2])
+        >>> [(each.names, each.values) for each in rows], list(refused)
+        ([(('a', 'b'), [(1, 2), (3, 4)])], [2])
     """
     kinds = set(map(type, batch))
     # The two usual forms are told apart in C, since a sink for tables spends its time here.
