@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, o
 from batchqueue_async._native import Entrance, compiled
 from batchqueue_async._support import forks, log
 from batchqueue_async._support.checks import check_timeout
+from batchqueue_async._support.home_loop import HomeLoop
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.registry import everything
 from batchqueue_async.config import (
@@ -42,7 +43,6 @@ from batchqueue_async.queue.completion import CompletionWait
 from batchqueue_async.queue.deadlock import WaitHere, caller_here
 from batchqueue_async.queue.dispatch import Dispatcher
 from batchqueue_async.queue.drain import DrainRules, DrainTask
-from batchqueue_async.queue.home import HomeLoop
 from batchqueue_async.queue.intake import Intake
 from batchqueue_async.queue.observer import QueueObserver
 from batchqueue_async.queue.partition import Lane, Partition

@@ -25,10 +25,10 @@ from batchqueue_async.queue.round import current_round
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from batchqueue_async._support.home_loop import HomeLoop
     from batchqueue_async.config import QueueConfig
     from batchqueue_async.queue.completion import CompletionWait
     from batchqueue_async.queue.drain import DrainTask
-    from batchqueue_async.queue.home import HomeLoop
     from batchqueue_async.queue.router import PartitionRouter, Route
     from batchqueue_async.queue.stats import Counters
     from batchqueue_async.queue.waiters import Waiter
