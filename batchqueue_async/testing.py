@@ -72,11 +72,21 @@ class _JumpingSelector(selectors.DefaultSelector):
         return events
 
 
+_QUIET_ROUNDS = 2
+"""Rounds in which nothing was ready: with the last of them the loop has asked for I/O in between, too."""
+
+
 class _OrderedTimer(asyncio.TimerHandle):
     """A timer that runs in the order of scheduling among those of one time, which asyncio's heap does not promise."""
 
     __slots__ = ("number",)
     number: int
+    _scheduled: bool
+
+    def enter(self, number: int) -> None:
+        """Be among the loop's timers from now on, as asyncio's own: it is counted if it is cancelled."""
+        self.number = number
+        self._scheduled = True
 
     def __lt__(self, other: Any) -> bool:
         return (self.when(), self.number) < (other.when(), other.number)
@@ -161,10 +171,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if self.is_closed():
             raise RuntimeError("Event loop is closed")
         timer = _OrderedTimer(when, callback, args, self, context)
-        timer.number = next(self._timer_numbers)
+        timer.enter(next(self._timer_numbers))
         heapq.heappush(self._scheduled, timer)
-        # as asyncio's own call_at, so that a cancelled timer is counted
-        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
         return timer
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
@@ -204,9 +212,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         try:
             for _ in range(rounds):
                 await asyncio.sleep(0)
-                # The other callers of settle() are always ready; the second quiet round has asked for I/O in between.
+                # The other callers of settle() are always ready.
                 quiet = quiet + 1 if len(self._ready) < self._settling else 0
-                if quiet == 2:  # noqa: PLR2004
+                if quiet == _QUIET_ROUNDS:
                     return
         finally:
             self._settling -= 1

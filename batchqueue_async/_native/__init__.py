@@ -39,57 +39,9 @@ accelerated: bool = _found is not None
 
 # What type checkers see are the names of the Python.
 if TYPE_CHECKING or _found is None:
-    CounterFields = pure.CounterFields
-    Countdown = pure.Countdown
-    Door = pure.Door
-    DrainFields = pure.DrainFields
-    Entrance = pure.Entrance
-    HandlerFields = pure.HandlerFields
-    Inbox = pure.Inbox
-    InboxLock = pure.InboxLock
-    LaneFields = pure.LaneFields
-    NO_CALL = pure.NO_CALL
-    NO_SLOTS = pure.NO_SLOTS
-    PartitionFields = pure.PartitionFields
-    Place = pure.Place
-    RoundFields = pure.RoundFields
-    Share = pure.Share
-    TurnFields = pure.TurnFields
-    call_usual = pure.call_usual
-    finish_usual = pure.finish_usual
-    group_by_type = pure.group_by_type
-    group_usual = pure.group_usual
-    one_type = pure.one_type
-    put_credits = pure.put_credits
-    put_run = pure.put_run
-    sort_run = pure.sort_run
-    take_usual = pure.take_usual
+    from batchqueue_async._native.pure import *  # noqa: F403 - its `__all__` says what there is to choose
 else:
-    CounterFields = _found.CounterFields
-    Countdown = _found.Countdown
-    Door = _found.Door
-    DrainFields = _found.DrainFields
-    Entrance = _found.Entrance
-    HandlerFields = _found.HandlerFields
-    Inbox = _found.Inbox
-    InboxLock = _found.InboxLock
-    LaneFields = _found.LaneFields
-    NO_CALL = _found.NO_CALL
-    NO_SLOTS = _found.NO_SLOTS
-    PartitionFields = _found.PartitionFields
-    Place = _found.Place
-    RoundFields = _found.RoundFields
-    Share = _found.Share
-    TurnFields = _found.TurnFields
-    call_usual = _found.call_usual
-    finish_usual = _found.finish_usual
-    group_by_type = _found.group_by_type
-    group_usual = _found.group_usual
-    one_type = _found.one_type
-    put_credits = _found.put_credits
-    put_run = _found.put_run
-    sort_run = _found.sort_run
-    take_usual = _found.take_usual
+    globals().update({name: getattr(_found, name) for name in pure.__all__})
 
 
 def compiled(step: str) -> Callable[[F], F]:

@@ -31,7 +31,7 @@ class HomeLoop:
 
     def __init__(self, queue: str, loop: asyncio.AbstractEventLoop | None) -> None:
         self._queue = queue
-        self.loop = loop or _running_loop(queue)
+        self.loop = loop or _required_loop(queue)
         self.forked = False
         self._renew_mark()
 
@@ -84,11 +84,19 @@ class HomeLoop:
         )
 
 
-def _running_loop(name: str) -> asyncio.AbstractEventLoop:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs in this thread, if one does."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
+        return None
+
+
+def _required_loop(queue: str) -> asyncio.AbstractEventLoop:
+    loop = running_loop()
+    if loop is None:
         raise WrongLoopError(
-            f"queue {name!r} is made outside a running event loop; make it inside a coroutine, "
+            f"queue {queue!r} is made outside a running event loop; make it inside a coroutine, "
             "or give it a scheduler=SharedScheduler(...)"
-        ) from None
+        )
+    return loop

@@ -7,11 +7,13 @@ one more edge for the search for circles of waits.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async._support.home_loop import running_loop
+
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Generator
 
     from batchqueue_async.queue.deadlock import Needs
@@ -46,11 +48,3 @@ class HeldLoops:
 
 held_loops = HeldLoops()
 """Those of this process."""
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs in this thread, if one does."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -311,7 +311,7 @@ class ThreadInbox(Inbox, Generic[T]):
         """After a wake-up: put items into the places that the waiter was granted, and be ready for the next."""
         self.guarded(self._fill, waiter, offer, renew, self.is_held_here())
 
-    def _fill(self, waiter: ThreadWaiter, offer: Offer[T], renew: Callable[[], None], inside: bool) -> None:  # noqa: FBT001
+    def _fill(self, waiter: ThreadWaiter, offer: Offer[T], renew: Callable[[], None], inside: bool) -> None:  # noqa: FBT001 - see `is_held_here`
         renew()
         share = waiter.share
         if share is None:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from batchqueue_async._native import Door, compiled
 from batchqueue_async._support.checks import check_timeout
+from batchqueue_async._support.home_loop import running_loop
 from batchqueue_async.bridge.credits import Parker, ThreadWaiter
-from batchqueue_async.bridge.held_loops import held_loops, running_loop
+from batchqueue_async.bridge.held_loops import held_loops
 from batchqueue_async.bridge.inbox import Offer, ThreadInbox
 from batchqueue_async.bridge.watchdog import watchdog
 from batchqueue_async.errors import DeadlockError, PartlyAcceptedError, QueueClosedError
@@ -148,7 +149,7 @@ class SyncQueue(Door, Generic[T]):
             else:
                 accepted = False
         except BaseException:
-            try:  # noqa: SIM105 - see above: no further call
+            try:  # noqa: SIM105 - no further call may stand before the release
                 release()
             except RuntimeError:
                 pass  # interrupted in the wait for the lock, which another thread has
@@ -202,10 +203,10 @@ class SyncQueue(Door, Generic[T]):
             else:
                 accepted = False
         except BaseException:
-            try:  # noqa: SIM105
+            try:  # noqa: SIM105 - no further call may stand before the release
                 release()
             except RuntimeError:
-                pass
+                pass  # interrupted in the wait for the lock, which another thread has
             raise
         release()
         if accepted:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, o
 from batchqueue_async._native import Entrance, compiled
 from batchqueue_async._support import forks, log
 from batchqueue_async._support.checks import check_timeout
-from batchqueue_async._support.home_loop import HomeLoop
+from batchqueue_async._support.home_loop import HomeLoop, running_loop
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.registry import everything
 from batchqueue_async.config import (
@@ -196,7 +196,7 @@ class BatchQueue(Entrance, Generic[T]):
         self._on_end = on_end
         forks.watch(self)
         everything.add("queue", self)
-        if loop is None or loop is _running_loop():
+        if loop is None or loop is running_loop():
             self._start()
         else:
             # The loop is another thread's: whatever it is asked to do with the queue comes after this.
@@ -575,8 +575,7 @@ class BatchQueue(Entrance, Generic[T]):
 
     def bridge(self) -> SyncQueue[T]:
         """The queue as threads and other event loops use it; may be called, and is shared, anywhere."""
-        # The bridge stands behind this module in an item's way: it is imported when somebody wants one.
-        from batchqueue_async.bridge.sync_queue import SyncQueue  # noqa: PLC0415
+        from batchqueue_async.bridge.sync_queue import SyncQueue  # noqa: PLC0415 - it stands behind this module
 
         if self._home.forked:
             raise self._home.error("bridge")
@@ -778,7 +777,7 @@ class BatchQueue(Entrance, Generic[T]):
             >>> asyncio.run(main())
             2 waiting
         """
-        return self._observer.peek_totals() if totals else self._observer.peek()
+        return self._observer.peek(totals=totals)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -834,8 +833,7 @@ class BatchQueue(Entrance, Generic[T]):
         """Account for everything without the queue's loop, which has ended or does not answer."""
         if self._shutdown.report is not None:
             return self._shutdown.report
-        self._intake.close()
-        self._thread = 0
+        self._close_intake()
         return self._shutdown.abandon([] if self._inbox is None else self._inbox.give_back())
 
     def _tell_end(self) -> None:
@@ -848,13 +846,16 @@ class BatchQueue(Entrance, Generic[T]):
         """Take nothing in from now on, and send waiting producers away; the first step of a shutdown."""
         if self._intake.closed:
             return
-        self._intake.close()
-        self._thread = 0  # the compiled hot path takes nothing in any more
+        self._close_intake()
         if self._rebalancer is not None:
             self._rebalancer.stop()
         if self._inbox is not None:
             self._inbox.close()
         self._intake.send_away()
+
+    def _close_intake(self) -> None:
+        self._intake.close()
+        self._thread = 0  # no thread's, so that the compiled hot path takes nothing in either
 
     def forbid_shutdown_here(self) -> None:
         """Raise `DeadlockError` if this runs in a handler of the queue."""
@@ -877,13 +878,6 @@ class BatchQueue(Entrance, Generic[T]):
                 items=self._outstanding(),
                 way_out="shut the queue down, or use `async with BatchQueueManager()`, before the loop ends",
             )
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _name_of(handler: object) -> str:

@@ -25,6 +25,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support import forks
+from batchqueue_async._support.home_loop import running_loop
 from batchqueue_async.queue.round import current_round
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class BlockedWait:
         if self._end is None or self.ended:
             return
         self.ended = True
-        if self.loop is None or self.loop is _running_loop():
+        if self.loop is None or self.loop is running_loop():
             self._end()
         else:
             with contextlib.suppress(RuntimeError):  # its loop has ended, and everybody's wait there with it
@@ -167,7 +168,7 @@ class WaitRegistry:
         any_thread: bool = False,
     ) -> BlockedWait:
         """A handler call of the drain task waits from now on, until `finish`; `any_thread` may call `end`."""
-        wait = BlockedWait(self, drain, needs, end, None if any_thread else _running_loop())
+        wait = BlockedWait(self, drain, needs, end, None if any_thread else running_loop())
         with self._lock:
             drain.waits.add(wait)
         return wait
@@ -303,7 +304,7 @@ class WaitHere:
             drain = caller_here()
             if drain is not None:
                 self._begin(drain)
-            elif _running_loop() is not None:
+            elif running_loop() is not None:
                 self._task = asyncio.current_task()
                 self._look_later()
         return self
@@ -402,10 +403,3 @@ def _whoever_runs() -> object:
     except RuntimeError:
         task = None
     return threading.get_ident() if task is None else task
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

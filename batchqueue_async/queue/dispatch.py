@@ -742,7 +742,7 @@ def _own_delay(retry: HandlerRetry, attempt: int) -> float:
     """The policy's delay; the longest that it allows where its class is the user's, and gives nothing of the kind."""
     try:
         delay = float(retry.delay(attempt))
-    except Exception:  # noqa: BLE001 - see above
+    except Exception:  # noqa: BLE001 - the class may be the user's, and its `delay` raise anything
         return retry.max_delay
     return delay if 0.0 <= delay <= retry.max_delay else retry.max_delay
 

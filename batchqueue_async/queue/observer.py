@@ -7,6 +7,7 @@ otherwise gives the last snapshot that did add up, with its age. Nothing is writ
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,9 +16,9 @@ from batchqueue_async.queue.stats import Distribution, HandlerStats, PartitionSt
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from batchqueue_async.queue.dispatch import Dispatcher
+    from batchqueue_async.queue.dispatch import Dispatcher, HandlerEntry
     from batchqueue_async.queue.drain import DrainTask
     from batchqueue_async.queue.ports import ThreadInbox
     from batchqueue_async.queue.router import PartitionRouter
@@ -92,62 +93,70 @@ class QueueObserver(Generic[T]):
         self._shutdown = shutdown
         self._inbox: ThreadInbox | None = None
         # An empty queue's numbers add up. A reader who comes amid every step gets them, and their age.
-        self._last = (time.monotonic(), self.read())
-        self._last_totals = (time.monotonic(), self.totals())
+        empty = time.monotonic(), self.read()
+        self._last = {False: empty, True: empty}
 
     def attach_inbox(self, inbox: ThreadInbox) -> None:
         """Count what waits in the inbox of other threads, too."""
         self._inbox = inbox
 
-    def peek(self) -> QueueStats:
-        """A snapshot, from any thread; never waits for the loop."""
+    def peek(self, *, totals: bool = False) -> QueueStats:
+        """A snapshot, from any thread; never waits for the loop.
+
+        Args:
+            totals: leave out partitions, workers, handlers and distributions: a tenth of the work.
+        """
         lag = self._probe.lag()
         for look in range(LOOKS):
             if look:
                 time.sleep(0)  # let the loop finish the step that it is in
             try:
-                stats = self.read(lag)
+                stats = self.read(lag, totals=totals)
             except RuntimeError:  # a table grew while it was read
                 continue
             if stats.adds_up:
-                self._last = (time.monotonic(), stats)
+                self._last[totals] = time.monotonic(), stats
                 return stats
-        read_at, last = self._last
+        read_at, last = self._last[totals]
         return replace(last, age=time.monotonic() - read_at, loop_lag=lag)
 
-    def peek_totals(self) -> QueueStats:
-        """As `peek`, without partitions, workers, handlers and distributions: a tenth of the work."""
-        lag = self._probe.lag()
-        for look in range(LOOKS):
-            if look:
-                time.sleep(0)  # as above
-            try:
-                stats = self.totals(lag)
-            except RuntimeError:  # as above
-                continue
-            if stats.adds_up:
-                self._last_totals = (time.monotonic(), stats)
-                return stats
-        read_at, last = self._last_totals
-        return replace(last, age=time.monotonic() - read_at, loop_lag=lag)
-
-    def totals(self, loop_lag: float = 0.0) -> QueueStats:
-        """The numbers of the queue as a whole, as they stand."""
-        counters, report = self._counters, self._shutdown.report
-        waiting = sum(len(migration.items) for migration in tuple(self._router.migrations))
-        waiting += 0 if self._inbox is None else self._inbox.uncollected()
-        used, accepted, used_bytes, since = waiting, waiting + counters.dropped_at_door, 0, None
-        capacities: list[int | None] = []
+    def read(self, loop_lag: float = 0.0, *, totals: bool = False) -> QueueStats:
+        """The numbers as they stand; with `totals` those of the queue as a whole alone."""
+        counters, report, inbox = self._counters, self._shutdown.report, self._inbox
+        used = sum(len(migration.items) for migration in tuple(self._router.migrations))
+        # What threads have put in and the loop has not collected is accepted, and waits.
+        used += 0 if inbox is None else inbox.uncollected()
+        accepted = used + counters.dropped_at_door
+        used_bytes, since = 0, math.inf
+        capacities: list[int] = []
+        shown: list[PartitionStats] = []
         partitions = tuple(self._router.partitions)
         for each in partitions:
-            inside = each.qsize()
-            accepted += each.removed + inside
+            # Each number is read once: what is added up is what is shown.
+            inside, removed, room = each.qsize(), each.removed, each.byte_room
+            bytes_inside = 0 if room is None else room.used + room.held
+            used += inside
+            accepted += removed + inside
+            used_bytes += bytes_inside
             if inside:
-                used += inside
-                since = each.since if since is None else min(since, each.since)
-            if each.byte_room is not None:
-                used_bytes += each.byte_room.used + each.byte_room.held
-                capacities.append(each.byte_room.limit)
+                since = min(since, each.since)
+            if room is not None:
+                capacities.append(room.limit)
+            if not totals:
+                shown.append(
+                    PartitionStats(
+                        index=each.index,
+                        used=inside,
+                        capacity=each.capacity,
+                        accepted=removed + inside,
+                        owner=each.owner.index if each.owner is not None else -1,
+                        waiting=each.waiting,
+                        used_bytes=bytes_inside,
+                        capacity_bytes=None if room is None else room.limit,
+                    )
+                )
+        drains = tuple(self._drains)
+        in_flight = [each.in_flight for each in drains]
         return QueueStats(
             name=self._name,
             attempted=accepted + counters.refused + counters.dropped_before,
@@ -158,93 +167,33 @@ class QueueObserver(Generic[T]):
             handled=counters.handled,
             failed=counters.failed,
             unhandled=counters.unhandled,
-            in_flight=sum([each.in_flight for each in tuple(self._drains)]),
+            in_flight=sum(in_flight),
             undelivered=0 if report is None else len(report.undelivered),
             used=used,
             capacity=len(partitions) * self._capacity,
-            oldest_age=0.0 if since is None else max(0.0, self._drains[0].clock() - since),
-            partitions=(),
-            workers=(),
-            batch_sizes=NOTHING,
-            queue_latency=NOTHING,
+            oldest_age=max(0.0, drains[0].clock() - since) if since < math.inf else 0.0,
+            partitions=tuple(shown),
+            workers=() if totals else tuple(map(_worker, drains, in_flight)),
+            batch_sizes=NOTHING if totals else self._sizes.summary(),
+            queue_latency=NOTHING if totals else self._latency.summary(),
             loop_lag=loop_lag,
+            handlers=() if totals else tuple(map(_handler, self._dispatcher.all_entries())),
             last_error=self._dispatcher.errors.last(),
             used_bytes=used_bytes,
-            capacity_bytes=_sum_or_none(capacities),
-            wake_ups=0 if self._inbox is None else self._inbox.wake_ups,
-        )
-
-    def read(self, loop_lag: float = 0.0) -> QueueStats:
-        """The numbers as they stand."""
-        counters, report = self._counters, self._shutdown.report
-        partitions = tuple(self._router.partitions)
-        # Each number is read once: what is added up is what is shown.
-        each_partition = tuple(_partition(each) for each in partitions)
-        each_worker = tuple(_worker(each) for each in tuple(self._drains))
-        moving = sum(len(migration.items) for migration in tuple(self._router.migrations))
-        # What threads have put in and the loop has not collected is accepted, and waits.
-        waiting_outside = 0 if self._inbox is None else self._inbox.uncollected()
-        used = sum(each.used for each in each_partition) + moving + waiting_outside
-        accepted = sum(each.accepted for each in each_partition) + moving + waiting_outside + counters.dropped_at_door
-        since = [partition.since for partition, stats in zip(partitions, each_partition, strict=True) if stats.used]
-        now = self._drains[0].clock()
-        return QueueStats(
-            name=self._name,
-            attempted=accepted + counters.refused + counters.dropped_before,
-            accepted=accepted,
-            refused=counters.refused,
-            dropped_before=counters.dropped_before,
-            dropped_after=counters.dropped_after,
-            handled=counters.handled,
-            failed=counters.failed,
-            unhandled=counters.unhandled,
-            in_flight=sum(each.in_flight for each in each_worker),
-            undelivered=0 if report is None else len(report.undelivered),
-            used=used,
-            capacity=len(partitions) * self._capacity,
-            oldest_age=max(0.0, now - min(since)) if since else 0.0,
-            partitions=each_partition,
-            workers=each_worker,
-            batch_sizes=self._sizes.summary(),
-            queue_latency=self._latency.summary(),
-            loop_lag=loop_lag,
-            handlers=tuple(
-                HandlerStats(
-                    each.label, each.calls, each.items, each.failed, each.durations.total, each.durations.summary()
-                )
-                for each in self._dispatcher.all_entries()
-            ),
-            last_error=self._dispatcher.errors.last(),
-            used_bytes=sum(each.used_bytes for each in each_partition),
-            capacity_bytes=_sum_or_none(each.capacity_bytes for each in each_partition),
-            wake_ups=0 if self._inbox is None else self._inbox.wake_ups,
+            capacity_bytes=sum(capacities) if capacities else None,
+            wake_ups=0 if inbox is None else inbox.wake_ups,
         )
 
 
-def _sum_or_none(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _partition(each: Any) -> PartitionStats:
-    byte_room = each.byte_room
-    return PartitionStats(
-        index=each.index,
-        used=each.qsize(),
-        capacity=each.capacity,
-        accepted=each.accepted,
-        owner=each.owner.index if each.owner is not None else -1,
-        waiting=each.waiting,
-        used_bytes=0 if byte_room is None else byte_room.used + byte_room.held,
-        capacity_bytes=None if byte_room is None else byte_room.limit,
-    )
-
-
-def _worker(each: Any) -> WorkerStats:
+def _worker(each: DrainTask[Any], in_flight: int) -> WorkerStats:
     return WorkerStats(
         index=each.index,
         partitions=len(each.partitions),
         taken=each.taken,
         busy=each.busy,
-        in_flight=each.in_flight,
+        in_flight=in_flight,
     )
+
+
+def _handler(each: HandlerEntry[Any]) -> HandlerStats:
+    return HandlerStats(each.label, each.calls, each.items, each.failed, each.durations.total, each.durations.summary())

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
+from batchqueue_async._support.home_loop import running_loop
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.thread_flag import ThreadFlag
 from batchqueue_async.queue.shutdown import CANCEL_GRACE
@@ -85,11 +86,11 @@ class Ending:
                 self._take_answer(queue, call)
             elif call.loop.is_closed():
                 self._abandon(queue, "loop_ended")
-            elif queue.loop is not _running_loop() and time.monotonic() >= _with_grace(call, stalled_at):
+            elif queue.loop is not running_loop() and time.monotonic() >= _with_grace(call, stalled_at):
                 self.stalled.add(queue.loop)
                 self._abandon(queue, "loop_stalled")
         while ready := self._next():
-            here = [queue for queue in ready if queue.loop is _running_loop() and not queue.ended]
+            here = [queue for queue in ready if queue.loop is running_loop() and not queue.ended]
             for queue in here:
                 queue.close_gate()
             for queue in ready:
@@ -161,13 +162,6 @@ class Ending:
 def _with_grace(call: LoopCall[Any], stalled_at: float) -> float:
     """A loop that has begun may be in the midst of its report; one that has not is blocked for sure."""
     return stalled_at + LOOP_GRACE if call.begun else stalled_at
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 async def end_async(
