@@ -1,5 +1,6 @@
-/* The fields of the Python classes that the hot path reads and writes: of partitions and lanes, of drain tasks, of
- * their rounds and of handlers. The Python classes inherit these types. Included once, by hotpath.c.
+/* The fields of the Python classes that the hot path reads and writes: of partitions and lanes, of queues and their
+ * inboxes, of drain tasks, their rounds and handlers. The Python classes inherit these types. Included once, by
+ * hotpath.c.
  *
  * In each type the fields that are objects stand together, so that one function visits them, and one clears them.
  */
@@ -77,6 +78,23 @@ objects_dealloc(PyObject *op, Objects objects)
 #define FLAG(STRUCT, FIELD, NAME) {NAME, T_BOOL, offsetof(STRUCT, FIELD), 0, NULL}
 #define NO_MORE {NULL, 0, 0, 0, NULL}
 
+/* -- Place: where items come in, a partition or a lane -------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *tail;
+    PyObject *fast_slots;
+} Place;
+
+static PyMemberDef Place_members[] = {
+    OBJECT(Place, tail, "tail"),
+    OBJECT(Place, fast_slots, "fast_slots"),
+    NO_MORE,
+};
+
+FIELDS_TYPE(Place, tail, fast_slots,
+            "Where items come in: a list, and the countdown of the places that may be filled without a further look.");
+
 /* -- Partition and Lane: each begins as a Place --------------------------------------------------------------------- */
 
 typedef struct {
@@ -147,6 +165,70 @@ static PyMemberDef LaneFields_members[] = {
 };
 
 FIELDS_TYPE(LaneFields, place.tail, partition, "What the hot path uses of a lane.");
+
+/* -- Entrance, Share, Inbox, Door: of BatchQueue, PartitionCredits, ThreadInbox, SyncQueue -------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *only;
+    PyObject *by_type;
+    unsigned long thread;
+} Entrance;
+
+static PyMemberDef Entrance_members[] = {
+    OBJECT(Entrance, only, "_only"),
+    OBJECT(Entrance, by_type, "_by_type"),
+    {"_thread", T_ULONG, offsetof(Entrance, thread), 0, NULL},
+    NO_MORE,
+};
+
+FIELDS_TYPE(Entrance, only, by_type,
+            "What the hot path reads of a queue: its thread, its only partition, its routes by type.");
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *items;
+    Py_ssize_t free;
+} Share;
+
+static PyMemberDef Share_members[] = {
+    OBJECT(Share, items, "items"),
+    COUNT(Share, free, "free"),
+    NO_MORE,
+};
+
+FIELDS_TYPE(Share, items, items, "Places for the items of other threads, and the items that have taken some.");
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *only;
+    PyObject *by_type;
+    PyObject *lock;
+    char waking;
+} Inbox;
+
+static PyMemberDef Inbox_members[] = {
+    OBJECT(Inbox, only, "only"),
+    OBJECT(Inbox, by_type, "by_type"),
+    OBJECT(Inbox, lock, "lock"),
+    FLAG(Inbox, waking, "waking"),
+    NO_MORE,
+};
+
+FIELDS_TYPE(Inbox, only, lock,
+            "What the hot path reads of an inbox: its lock, its shares, and whether the loop was asked to collect.");
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *inbox;
+} Door;
+
+static PyMemberDef Door_members[] = {
+    OBJECT(Door, inbox, "_inbox"),
+    NO_MORE,
+};
+
+FIELDS_TYPE(Door, inbox, inbox, "What the hot path reads of a queue's bridge: its inbox.");
 
 /* -- DrainTask, Round ---------------------------------------------------------------------------------------------- */
 

@@ -127,60 +127,9 @@ static PyTypeObject CountdownType = {
     .tp_methods = countdown_methods,
 };
 
-/* -- Place: the fields of Partition and Lane that a producer uses ------------------------------------------------- */
+#include "fields.h"
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *tail;
-    PyObject *fast_slots;
-} Place;
-
-static PyTypeObject PlaceType;
-
-static int
-place_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Place *self = (Place *)op;
-    Py_VISIT(self->tail);
-    Py_VISIT(self->fast_slots);
-    return 0;
-}
-
-static int
-place_clear(PyObject *op)
-{
-    Place *self = (Place *)op;
-    Py_CLEAR(self->tail);
-    Py_CLEAR(self->fast_slots);
-    return 0;
-}
-
-static void
-place_dealloc(PyObject *op)
-{
-    PyObject_GC_UnTrack(op);
-    place_clear(op);
-    Py_TYPE(op)->tp_free(op);
-}
-
-static PyMemberDef place_members[] = {
-    {"tail", T_OBJECT_EX, offsetof(Place, tail), 0, NULL},
-    {"fast_slots", T_OBJECT_EX, offsetof(Place, fast_slots), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyTypeObject PlaceType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "batchqueue_async._native.hotpath.Place",
-    .tp_doc = "Where items come in: a list, and the countdown of the places that may be filled without a further look.",
-    .tp_basicsize = sizeof(Place),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_dealloc = place_dealloc,
-    .tp_traverse = place_traverse,
-    .tp_clear = place_clear,
-    .tp_members = place_members,
-};
+/* -- Place: where an item goes -------------------------------------------------------------------------------------- */
 
 /*     for _ in route.fast_slots:
  *         route.tail.append(item)
@@ -211,8 +160,6 @@ place_put(PyObject *route, PyObject *item)
 }
 
 static Countdown *no_slots; /* a countdown that is over, for everybody */
-
-#include "fields.h"
 
 /* -- by type ------------------------------------------------------------------------------------------------------ */
 
@@ -245,62 +192,7 @@ route_put(PyObject *route, PyObject *item)
     return put != 0 ? put : put_first(route, item);
 }
 
-/* -- Entrance: the fields of BatchQueue that a producer uses ------------------------------------------------------ */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *only;
-    PyObject *by_type;
-    unsigned long thread;
-} Entrance;
-
-static PyTypeObject EntranceType;
-
-static int
-entrance_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Entrance *self = (Entrance *)op;
-    Py_VISIT(self->only);
-    Py_VISIT(self->by_type);
-    return 0;
-}
-
-static int
-entrance_clear(PyObject *op)
-{
-    Entrance *self = (Entrance *)op;
-    Py_CLEAR(self->only);
-    Py_CLEAR(self->by_type);
-    return 0;
-}
-
-static void
-entrance_dealloc(PyObject *op)
-{
-    PyObject_GC_UnTrack(op);
-    entrance_clear(op);
-    Py_TYPE(op)->tp_free(op);
-}
-
-static PyMemberDef entrance_members[] = {
-    {"_only", T_OBJECT_EX, offsetof(Entrance, only), 0, NULL},
-    {"_by_type", T_OBJECT_EX, offsetof(Entrance, by_type), 0, NULL},
-    {"_thread", T_ULONG, offsetof(Entrance, thread), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyTypeObject EntranceType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "batchqueue_async._native.hotpath.Entrance",
-    .tp_doc = "What the hot path reads of a queue: its thread, its only partition, its routes by type.",
-    .tp_basicsize = sizeof(Entrance),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_dealloc = entrance_dealloc,
-    .tp_traverse = entrance_traverse,
-    .tp_clear = entrance_clear,
-    .tp_members = entrance_members,
-};
+/* -- Entrance: the queue, as a producer sees it --------------------------------------------------------------------- */
 
 /* BatchQueue.produce_nowait, as far as the thread is right, the route is known, and a fast slot is there.
  *
@@ -312,39 +204,29 @@ entrance_put(PyObject *op, PyObject *item)
     if (self->thread == 0 || self->thread != PyThread_get_thread_ident()) {
         return 0;
     }
-    PyObject *route = self->only;
+    PyObject *route = Py_XNewRef(self->only);
     if (route == NULL || route == Py_None) {
         if (self->by_type == NULL || !PyDict_CheckExact(self->by_type)) {
+            Py_XDECREF(route);
             return 0;
         }
         PyObject *by_type = Py_NewRef(self->by_type);
-        route = find_by_type(by_type, Py_TYPE(item));
-        Py_XINCREF(route);
+        Py_XSETREF(route, Py_XNewRef(find_by_type(by_type, Py_TYPE(item))));
         Py_DECREF(by_type);
         if (route == NULL) {
-            if (!PyErr_Occurred()) {
-                return 0;
-            }
-            if (!PyErr_ExceptionMatches(PyExc_KeyError)) {
+            if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_KeyError)) {
                 return -1;
             }
             PyErr_Clear();
             return 0;
         }
-        int put = route_put(route, item);
-        Py_DECREF(route);
-        return put;
     }
-    int put = place_put(route, item);
-    if (put == 0) {
-        Py_INCREF(route);
-        put = put_first(route, item);
-        Py_DECREF(route);
-    }
+    int put = route_put(route, item);
+    Py_DECREF(route);
     return put;
 }
 
-/* -- the bridge: InboxLock, Share, Inbox, Door -------------------------------------------------------------------- */
+/* -- the bridge ----------------------------------------------------------------------------------------------------- */
 
 /* threading.RLock, of which C can see whether anybody has it. `count` is 0 exactly while nobody does. */
 typedef struct {
@@ -461,56 +343,6 @@ static PyTypeObject InboxLockType = {
     .tp_methods = lock_methods,
 };
 
-/* The fields of PartitionCredits that a thread's producer uses. */
-typedef struct {
-    PyObject_HEAD
-    Py_ssize_t free;
-    PyObject *items;
-} Share;
-
-static PyTypeObject ShareType;
-
-static int
-share_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Py_VISIT(((Share *)op)->items);
-    return 0;
-}
-
-static int
-share_clear(PyObject *op)
-{
-    Py_CLEAR(((Share *)op)->items);
-    return 0;
-}
-
-static void
-share_dealloc(PyObject *op)
-{
-    PyObject_GC_UnTrack(op);
-    share_clear(op);
-    Py_TYPE(op)->tp_free(op);
-}
-
-static PyMemberDef share_members[] = {
-    {"free", T_PYSSIZET, offsetof(Share, free), 0, NULL},
-    {"items", T_OBJECT_EX, offsetof(Share, items), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyTypeObject ShareType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "batchqueue_async._native.hotpath.Share",
-    .tp_doc = "Places for the items of other threads, and the items that have taken some.",
-    .tp_basicsize = sizeof(Share),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_dealloc = share_dealloc,
-    .tp_traverse = share_traverse,
-    .tp_clear = share_clear,
-    .tp_members = share_members,
-};
-
 /* PartitionCredits.add, where the oldest item does not make room: 1, 0 for the Python, -1 for want of memory. */
 static int
 share_put(PyObject *op, PyObject *item)
@@ -529,66 +361,6 @@ share_put(PyObject *op, PyObject *item)
     return 1;
 }
 
-/* The fields of ThreadInbox that a thread's producer uses. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *only;
-    PyObject *by_type;
-    PyObject *lock;
-    char waking;
-} Inbox;
-
-static PyTypeObject InboxType;
-
-static int
-inbox_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Inbox *self = (Inbox *)op;
-    Py_VISIT(self->only);
-    Py_VISIT(self->by_type);
-    Py_VISIT(self->lock);
-    return 0;
-}
-
-static int
-inbox_clear(PyObject *op)
-{
-    Inbox *self = (Inbox *)op;
-    Py_CLEAR(self->only);
-    Py_CLEAR(self->by_type);
-    Py_CLEAR(self->lock);
-    return 0;
-}
-
-static void
-inbox_dealloc(PyObject *op)
-{
-    PyObject_GC_UnTrack(op);
-    inbox_clear(op);
-    Py_TYPE(op)->tp_free(op);
-}
-
-static PyMemberDef inbox_members[] = {
-    {"only", T_OBJECT_EX, offsetof(Inbox, only), 0, NULL},
-    {"by_type", T_OBJECT_EX, offsetof(Inbox, by_type), 0, NULL},
-    {"lock", T_OBJECT_EX, offsetof(Inbox, lock), 0, NULL},
-    {"waking", T_BOOL, offsetof(Inbox, waking), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyTypeObject InboxType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "batchqueue_async._native.hotpath.Inbox",
-    .tp_doc = "What the hot path reads of an inbox: its lock, its shares, and whether the loop was asked to collect.",
-    .tp_basicsize = sizeof(Inbox),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_dealloc = inbox_dealloc,
-    .tp_traverse = inbox_traverse,
-    .tp_clear = inbox_clear,
-    .tp_members = inbox_members,
-};
-
 /* Whether a thread may put something in now, in one step: nobody has the lock, and the loop is on its way. Nobody can
  * take the lock before the step has ended, since this thread has the GIL until then. */
 static int
@@ -597,54 +369,6 @@ inbox_is_open(Inbox *self)
     return self->waking && self->lock != NULL && Py_IS_TYPE(self->lock, &InboxLockType)
            && ((InboxLock *)self->lock)->count == 0;
 }
-
-/* The field of SyncQueue that a thread's producer uses. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *inbox;
-} Door;
-
-static PyTypeObject DoorType;
-
-static int
-door_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Py_VISIT(((Door *)op)->inbox);
-    return 0;
-}
-
-static int
-door_clear(PyObject *op)
-{
-    Py_CLEAR(((Door *)op)->inbox);
-    return 0;
-}
-
-static void
-door_dealloc(PyObject *op)
-{
-    PyObject_GC_UnTrack(op);
-    door_clear(op);
-    Py_TYPE(op)->tp_free(op);
-}
-
-static PyMemberDef door_members[] = {
-    {"_inbox", T_OBJECT_EX, offsetof(Door, inbox), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyTypeObject DoorType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "batchqueue_async._native.hotpath.Door",
-    .tp_doc = "What the hot path reads of a queue's bridge: its inbox.",
-    .tp_basicsize = sizeof(Door),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_dealloc = door_dealloc,
-    .tp_traverse = door_traverse,
-    .tp_clear = door_clear,
-    .tp_members = door_members,
-};
 
 /* SyncQueue.produce(item), as far as the item's share is known and has a place, and the loop was asked to collect. */
 static PyObject *
