@@ -147,10 +147,10 @@ def command_line() -> str:
 def service_file() -> str:  # noqa: C901 - a table is made of many small cases
     """The fields of a service file, a table for each section and each kind, as the shapes that check it have them."""
     from batchqueue_async._support.checks import Rule  # noqa: PLC0415 - as above
-    from batchqueue_async.service.json_schema import of_rule  # noqa: PLC0415 - as above
-    from batchqueue_async.service.kinds import SINKS, SOURCES  # noqa: PLC0415 - as above
-    from batchqueue_async.service.schema import FILE  # noqa: PLC0415 - as above
-    from batchqueue_async.service.shapes import Field, Struct, Tagged, Things  # noqa: PLC0415 - as above
+    from batchqueue_async.service.file.json_schema import of_rule  # noqa: PLC0415 - as above
+    from batchqueue_async.service.file.kinds import SINKS, SOURCES  # noqa: PLC0415 - as above
+    from batchqueue_async.service.file.schema import FILE  # noqa: PLC0415 - as above
+    from batchqueue_async.service.file.shapes import Field, Struct, Tagged, Things  # noqa: PLC0415 - as above
 
     lines: list[str] = []
 

@@ -101,6 +101,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "spark.pipelines": (*_CORE, "sinks", "sinks._shared", "spark", "spark.executors", "spark.writes"),
     # It reads what registers itself, and names the classes of views for types.
     "observe": (*_CORE, "queue", "runtime", "bridge", "durable", "export", "sinks"),
+    "service.file": (*_CORE, "durable", "export", "intake", "sinks", "sinks._shared"),
     "service": (
         *_CORE,
         "queue",
@@ -111,6 +112,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "sinks.http",
         "intake",
         "observe",
+        "service.file",
         "spark.pipelines",
     ),
     "cli": (
@@ -121,10 +123,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "export",
         "observe",
         "service",
+        "service.file",
         "sinks",
         "sinks.sqlite",
         "spark.pipelines",
     ),
+    "cli.live": (*_BASE, "cli", "observe", "sinks"),
 }
 
 # Single modules that look ahead, each with its reason.

@@ -70,7 +70,7 @@ def directories(where: Path, exporter: str | None) -> dict[str, Path]:
         if exporter is not None:
             raise ConfigError(f"--exporter {exporter}: {where} is a directory, and belongs to one; leave it out")
         return {where.name: where}
-    from batchqueue_async.service.reading import read_service  # noqa: PLC0415 - a directory needs no YAML
+    from batchqueue_async.service.file.reading import read_service  # noqa: PLC0415 - a directory needs no YAML
 
     spec = read_service(where, secrets=False)
     paths = {name: each.values.get("path") for name, each in spec.exporters.items()}

@@ -1,4 +1,4 @@
-"""The `batchqueue` command: one module of this package per command, each with `make()`.
+"""The `batchqueue` command: a module for each of its commands, with `make()`.
 
 A command's function takes the parsed arguments and returns the exit status: 0 fine, 1 something is wrong with what was
 looked at, 2 the command could not do its work, 3 something was left undelivered.
@@ -20,10 +20,23 @@ from batchqueue_async.errors import BatchQueueError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = (
-    *("bench", "check", "completion", "dead-letters", "demo", "disk", "new", "run"),
-    *("schema", "size", "spark", "status", "top", "why"),
-)
+COMMANDS = {
+    "bench": "bench",
+    "check": "check",
+    "completion": "completion",
+    "dead-letters": "dead_letters",
+    "demo": "demo",
+    "disk": "disk",
+    "new": "new",
+    "run": "run",
+    "schema": "schema",
+    "size": "size",
+    "spark": "spark",
+    "status": "live.status",
+    "top": "live.top",
+    "why": "live.why",
+}
+"""By its name, the module of this package that makes a command."""
 PROGRAM = "batchqueue"
 COMPLETE = "_BATCHQUEUE_COMPLETE"
 """The variable by which a shell asks for completions; its scripts set it."""
@@ -48,7 +61,7 @@ class _Main(Group):
         """One of them."""
         if cmd_name not in COMMANDS:
             return None
-        made: click.Command = import_module(f"batchqueue_async.cli.{cmd_name.replace('-', '_')}").make()
+        made: click.Command = import_module(f"batchqueue_async.cli.{COMMANDS[cmd_name]}").make()
         return made
 
 

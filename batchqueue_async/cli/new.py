@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchqueue_async.cli.commands import Argument, command, flag, option, raw, say
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.service.templates import CODE, FROM, TO, program, template
+from batchqueue_async.service.file.templates import CODE, FROM, TO, program, template
 
 if TYPE_CHECKING:
     from batchqueue_async.cli.commands import Arguments, Command

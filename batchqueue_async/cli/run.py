@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from batchqueue_async.cli import run_service, run_spark
 from batchqueue_async.cli.commands import PATH, Argument, command, flag, option, raw
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.service.reading import is_service_file
+from batchqueue_async.service.file.reading import is_service_file
 
 if TYPE_CHECKING:
     import click

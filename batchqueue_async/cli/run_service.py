@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from batchqueue_async.cli.commands import plain, say
 from batchqueue_async.errors import BatchQueueError, ConfigError, ConfigFault
 from batchqueue_async.service.app import App, load_app
-from batchqueue_async.service.reading import read_service, warnings_of, where
+from batchqueue_async.service.file.reading import read_service, warnings_of, where
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from batchqueue_async.cli.commands import Arguments
+    from batchqueue_async.service.file.spec import ServiceSpec
     from batchqueue_async.service.running import ServiceReport
-    from batchqueue_async.service.spec import ServiceSpec
 
 FINE, WRONG, FAILED, UNDELIVERED = 0, 1, 2, 3
 CONNECT_TIMEOUT = 10.0

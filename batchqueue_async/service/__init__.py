@@ -6,8 +6,8 @@ file, environment, --set -> layers -> shapes -> ServiceSpec -> Builder -> Servic
 from __future__ import annotations
 
 from batchqueue_async.service.app import App
-from batchqueue_async.service.reading import read_service
+from batchqueue_async.service.file.reading import read_service
+from batchqueue_async.service.file.spec import ServiceSpec
 from batchqueue_async.service.running import Service, ServiceReport
-from batchqueue_async.service.spec import ServiceSpec
 
 __all__ = ["App", "Service", "ServiceReport", "ServiceSpec", "read_service"]

@@ -13,18 +13,18 @@ from batchqueue_async.export.exporter import Exporter
 from batchqueue_async.intake.config import INTAKE_RULES
 from batchqueue_async.intake.ports import DROP, KEY, PARTITION
 from batchqueue_async.service.app import DECODERS
-from batchqueue_async.service.kinds import SINKS, SOURCES
-from batchqueue_async.service.parts import make_policies
-from batchqueue_async.service.rules import is_reference
-from batchqueue_async.service.schema import export_config, queue_config
+from batchqueue_async.service.file.kinds import SINKS, SOURCES
+from batchqueue_async.service.file.parts import make_policies
+from batchqueue_async.service.file.rules import is_reference
+from batchqueue_async.service.file.schema import export_config, queue_config
 from batchqueue_async.sinks.secrets import Secret, resolve
 from batchqueue_async.sinks.tls import Tls
 
 if TYPE_CHECKING:
     from batchqueue_async.config import QueueConfig
     from batchqueue_async.service.app import App
-    from batchqueue_async.service.shapes import Located
-    from batchqueue_async.service.spec import ServiceSpec
+    from batchqueue_async.service.file.shapes import Located
+    from batchqueue_async.service.file.spec import ServiceSpec
 
 T = TypeVar("T")
 

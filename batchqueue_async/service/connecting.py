@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 from batchqueue_async._support.redaction import without_credentials
 from batchqueue_async.errors import ConfigFault
 from batchqueue_async.service.building import Builder
-from batchqueue_async.service.rules import is_reference
+from batchqueue_async.service.file.rules import is_reference
 from batchqueue_async.sinks.secrets import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from batchqueue_async.service.app import App
-    from batchqueue_async.service.spec import ServiceSpec
+    from batchqueue_async.service.file.spec import ServiceSpec
 
 PORTS = {
     "amqp": 5672,

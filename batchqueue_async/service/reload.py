@@ -9,16 +9,16 @@ from batchqueue_async._support import log
 from batchqueue_async.errors import BatchQueueError, ConfigError
 from batchqueue_async.service import logs
 from batchqueue_async.service.building import Builder
-from batchqueue_async.service.schema import FILE, export_config
-from batchqueue_async.service.shapes import Field, Shape, Struct, Tagged, Things
+from batchqueue_async.service.file.schema import FILE, export_config
+from batchqueue_async.service.file.shapes import Field, Shape, Struct, Tagged, Things
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from batchqueue_async.config import QueueConfig
     from batchqueue_async.queue.batch_queue import BatchQueue
+    from batchqueue_async.service.file.spec import ServiceSpec
     from batchqueue_async.service.running import Service
-    from batchqueue_async.service.spec import ServiceSpec
 
 _GONE: Any = object()
 NOT_RUN = ("version", "defaults")

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from batchqueue_async.queue.batch_queue import BatchQueue
     from batchqueue_async.queue.stats import ShutdownReport
     from batchqueue_async.service.app import App
+    from batchqueue_async.service.file.spec import ServiceSpec
     from batchqueue_async.service.signals import StopSignals
-    from batchqueue_async.service.spec import ServiceSpec
 
 FINE, FAILED, UNDELIVERED = 0, 2, 3
 # The shares of the time that is left which sources, and after them queues, may use: what holds one of them up must

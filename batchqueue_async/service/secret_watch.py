@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async._support import log
 from batchqueue_async.service.building import is_read_later
-from batchqueue_async.service.rules import is_reference
+from batchqueue_async.service.file.rules import is_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from batchqueue_async.export.exporter import Exporter
-    from batchqueue_async.service.spec import ServiceSpec
+    from batchqueue_async.service.file.spec import ServiceSpec
 
 Stamp = tuple[int, int, int] | None
 

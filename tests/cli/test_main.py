@@ -182,7 +182,7 @@ def test_the_reference_has_every_command():
 def test_a_command_imports_only_what_it_needs():
     code = (
         "import sys; from batchqueue_async.cli.main import main; main(['size', '--workers', '1', '--latency', '1']);"
-        "print([name for name in ('uvicorn', 'pyspark', 'batchqueue_async.cli.disk', 'batchqueue_async.cli.top')"
+        "print([name for name in ('uvicorn', 'pyspark', 'batchqueue_async.cli.disk', 'batchqueue_async.cli.live.top')"
         " if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -19,7 +19,7 @@ import pytest
 
 from batchqueue_async import BatchQueueError, ConfigError, observe
 from batchqueue_async._support.registry import everything
-from batchqueue_async.cli import top
+from batchqueue_async.cli.live import top
 from batchqueue_async.cli.main import main
 from batchqueue_async.observe import client
 from batchqueue_async.observe.client import OpsClient
@@ -279,7 +279,7 @@ def test_a_token_is_given_by_reference(runtime, capsys, monkeypatch):
 
 
 def test_without_rich_the_pip_command_is_named(runtime, capsys, monkeypatch):
-    for name in [each for each in sys.modules if each.split(".")[0] == "rich" or each.endswith("cli.top_view")]:
+    for name in [each for each in sys.modules if each.split(".")[0] == "rich" or each.endswith("live.top_view")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "rich.console", None)

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.service.json_schema import json_schema, of_rule, of_shape
-from batchqueue_async.service.kinds import SINKS, SOURCES
-from batchqueue_async.service.reading import is_service_file, read_service, warnings_of, where
-from batchqueue_async.service.shapes import Shape, Struct, Things
-from batchqueue_async.service.templates import FROM, TO, program, template
+from batchqueue_async.service.file.json_schema import json_schema, of_rule, of_shape
+from batchqueue_async.service.file.kinds import SINKS, SOURCES
+from batchqueue_async.service.file.reading import is_service_file, read_service, warnings_of, where
+from batchqueue_async.service.file.shapes import Shape, Struct, Things
+from batchqueue_async.service.file.templates import FROM, TO, program, template
 
 WHOLE = """\
 version: 1
@@ -494,7 +494,7 @@ def test_every_rule_and_shape_has_a_schema():
         else:
             yield shape
 
-    from batchqueue_async.service.schema import FILE
+    from batchqueue_async.service.file.schema import FILE
 
     code_only = {"SelectorRule"}
     assert {type(each).__name__ for each in rules(FILE) if not of_rule(each)} - code_only <= {

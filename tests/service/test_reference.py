@@ -8,9 +8,9 @@ import re
 import pytest
 from from_tree import ROOT, service_file
 
-from batchqueue_async.service.kinds import SINKS, SOURCES
-from batchqueue_async.service.schema import FILE
-from batchqueue_async.service.shapes import Struct, Tagged, Things
+from batchqueue_async.service.file.kinds import SINKS, SOURCES
+from batchqueue_async.service.file.schema import FILE
+from batchqueue_async.service.file.shapes import Struct, Tagged, Things
 
 # The keys of the document's YAML and of its tables; and its flags.
 KEYS = (

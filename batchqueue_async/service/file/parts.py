@@ -26,8 +26,8 @@ from batchqueue_async.export.policies import (
     RetryPolicy,
     SplitPolicy,
 )
-from batchqueue_async.service.rules import SecretText, Text, TextMap, Texts, Wholes
-from batchqueue_async.service.shapes import Field, Struct
+from batchqueue_async.service.file.rules import SecretText, Text, TextMap, Texts, Wholes
+from batchqueue_async.service.file.shapes import Field, Struct
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

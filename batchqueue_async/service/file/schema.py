@@ -18,8 +18,8 @@ from batchqueue_async.errors import ConfigError, ConfigFault
 from batchqueue_async.export.config import CHANGEABLE as EXPORT_CHANGEABLE
 from batchqueue_async.export.config import EXPORT_RULES, ExportConfig
 from batchqueue_async.policies import by_key
-from batchqueue_async.service.kinds import SINK, SOURCE
-from batchqueue_async.service.parts import (
+from batchqueue_async.service.file.kinds import SINK, SOURCE
+from batchqueue_async.service.file.parts import (
     ADAPTIVE,
     BATCH,
     BREAKER,
@@ -32,8 +32,8 @@ from batchqueue_async.service.parts import (
     fields_of,
     make_policies,
 )
-from batchqueue_async.service.rules import Addresses, AnyMap, Named, Registered, SecretText, Text, Texts
-from batchqueue_async.service.shapes import Field, Struct, Things
+from batchqueue_async.service.file.rules import Addresses, AnyMap, Named, Registered, SecretText, Text, Texts
+from batchqueue_async.service.file.shapes import Field, Struct, Things
 
 if TYPE_CHECKING:
     from collections.abc import Callable

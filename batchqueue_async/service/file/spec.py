@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from batchqueue_async.service.shapes import Located
+    from batchqueue_async.service.file.shapes import Located
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

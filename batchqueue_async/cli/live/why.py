@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchqueue_async.cli import processes
 from batchqueue_async.cli.commands import command, plain, raw, say
-from batchqueue_async.cli.status import EPILOG, complain
+from batchqueue_async.cli.live import processes
+from batchqueue_async.cli.live.status import EPILOG, complain
 
 if TYPE_CHECKING:
     from batchqueue_async.cli.commands import Arguments, Command

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, cast
 from batchqueue_async._support.wording import nearest
 from batchqueue_async.config_file import Layers, place_of, read_document
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.service.layers import read_layers
-from batchqueue_async.service.rules import is_reference
-from batchqueue_async.service.schema import FILE
-from batchqueue_async.service.shapes import Reader
-from batchqueue_async.service.spec import ServiceSpec
+from batchqueue_async.service.file.layers import read_layers
+from batchqueue_async.service.file.rules import is_reference
+from batchqueue_async.service.file.schema import FILE
+from batchqueue_async.service.file.shapes import Reader
+from batchqueue_async.service.file.spec import ServiceSpec
 from batchqueue_async.sinks.secrets import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from batchqueue_async.errors import ConfigFault
-    from batchqueue_async.service.shapes import Located
+    from batchqueue_async.service.file.shapes import Located
 
 _PLACE = re.compile(r"^(?P<file>.*), line (?P<line>\d+), column (?P<column>\d+)$", re.DOTALL)
 SPARK_SECTIONS = ("views", "outputs", "spark", "directory", "state", "restart", "timeouts")

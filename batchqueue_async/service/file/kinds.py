@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support.checks import Seconds
 from batchqueue_async.intake.config import INTAKE_RULES, IntakeConfig
-from batchqueue_async.service.parts import (
+from batchqueue_async.service.file.parts import (
     ADAPTIVE,
     BYTES,
     FLAG,
@@ -33,8 +33,8 @@ from batchqueue_async.service.parts import (
     make_policies,
     texts_in,
 )
-from batchqueue_async.service.rules import AnyMap, Named, Registered, Text
-from batchqueue_async.service.shapes import Field, Struct, Tagged
+from batchqueue_async.service.file.rules import AnyMap, Named, Registered, Text
+from batchqueue_async.service.file.shapes import Field, Struct, Tagged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support.checks import MOST_SECONDS, Bytes, Choice, Flag, Real, Rule, Seconds, Whole
 from batchqueue_async.config import NestedRule, PolicyRule
-from batchqueue_async.service.kinds import SINKS, SOURCES
-from batchqueue_async.service.rules import (
+from batchqueue_async.service.file.kinds import SINKS, SOURCES
+from batchqueue_async.service.file.rules import (
     Addresses,
     AnyMap,
     Named,
@@ -20,8 +20,8 @@ from batchqueue_async.service.rules import (
     Texts,
     Wholes,
 )
-from batchqueue_async.service.schema import FILE
-from batchqueue_async.service.shapes import Field, Shape, Struct, Tagged, Things
+from batchqueue_async.service.file.schema import FILE
+from batchqueue_async.service.file.shapes import Field, Shape, Struct, Tagged, Things
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,15 +11,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.cli import processes
 from batchqueue_async.cli.commands import command, flag, raw
+from batchqueue_async.cli.live import processes
 from batchqueue_async.errors import BatchQueueError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchqueue_async.cli.commands import Arguments, Command
-    from batchqueue_async.cli.processes import Asked
+    from batchqueue_async.cli.live.processes import Asked
 
 _TEXT = "watch processes in a terminal; Ctrl-C ends it"
 _EPILOG = """\
@@ -94,7 +94,7 @@ def _run(arguments: Arguments) -> int:
     try:
         from rich.console import Console  # noqa: PLC0415 - an extra
 
-        from batchqueue_async.cli.top_view import screen  # noqa: PLC0415 - needs it
+        from batchqueue_async.cli.live.top_view import screen  # noqa: PLC0415 - needs it
     except ImportError as error:
         raise ConfigError("batchqueue top: needs rich; run: pip install 'batchqueue-async[service]'") from error
     terminal = sys.stdout.isatty()
@@ -126,7 +126,7 @@ def _code(readers: Sequence[FrameReader]) -> int:
 def _watch(console: Any, arguments: Arguments, readers: list[FrameReader]) -> int:
     from rich.live import Live  # noqa: PLC0415 - as above
 
-    from batchqueue_async.cli.top_view import screen  # noqa: PLC0415 - as above
+    from batchqueue_async.cli.live.top_view import screen  # noqa: PLC0415 - as above
 
     try:
         _wait(readers)

@@ -16,7 +16,7 @@ from batchqueue_async.config_file import (
     read_document,
     read_value,
 )
-from batchqueue_async.service.shapes import Field, Shape, Struct, Tagged, Things
+from batchqueue_async.service.file.shapes import Field, Shape, Struct, Tagged, Things
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,13 +6,13 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.cli import processes
 from batchqueue_async.cli.commands import command, flag, plain, raw, say
+from batchqueue_async.cli.live import processes
 from batchqueue_async.observe.words import duration
 
 if TYPE_CHECKING:
     from batchqueue_async.cli.commands import Arguments, Command
-    from batchqueue_async.cli.processes import Answer
+    from batchqueue_async.cli.live.processes import Answer
 
 EPILOG = """\
 exit status:
