@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import aiokafka
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
@@ -10,6 +12,10 @@ async def create(kafka, topic, partitions=1, **configs):
     """Make a topic."""
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.address)
     await admin.start()
+    # A broker that its controller has not heard for a moment, as on a machine that is busy, has no controller.
+    while admin._client.cluster.controller is None:
+        await admin._client.force_metadata_update()
+        await asyncio.sleep(0.1)
     await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
     await admin.close()
 
