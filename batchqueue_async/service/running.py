@@ -7,6 +7,7 @@ stop:   sources and pipelines -> queues -> exporters, each within its share of t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from batchqueue_async.service.building import Builder
 from batchqueue_async.service.pipelines import PipelineThread
 from batchqueue_async.service.reload import Reloading
 from batchqueue_async.service.secret_watch import SecretWatch
+from batchqueue_async.service.signals import UNDELIVERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from batchqueue_async.service.file.spec import ServiceSpec
     from batchqueue_async.service.signals import StopSignals
 
-FINE, FAILED, UNDELIVERED = 0, 2, 3
 # The shares of the time that is left which sources, and after them queues, may use: what holds one of them up must
 # leave time for those that come after it.
 _SOURCES = 0.5
@@ -75,7 +76,7 @@ class ServiceReport:
     @property
     def code(self) -> int:
         """The exit status."""
-        return UNDELIVERED if self.lost or self.on_disk or self.failed else FINE
+        return UNDELIVERED if self.lost or self.on_disk or self.failed else 0
 
     def lines(self) -> list[str]:
         """How it ended, in words.
@@ -151,6 +152,7 @@ class Service:
         self._sinks: dict[str, Any] = {}
         self._manager = BatchQueueManager()
         self._pipelines: dict[str, PipelineThread] = {}
+        self._pipeline_ended = asyncio.Event()
         self._reloading = Reloading(self, read_again)
         self._secrets: SecretWatch | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -192,7 +194,7 @@ class Service:
         observe = self.spec.observe
         if not observe.get("enabled", True):
             return
-        from batchqueue_async.observe.server import serve  # noqa: PLC0415 - a web server, for who wants one
+        from batchqueue_async.observe.server import serve  # noqa: PLC0415 - uvicorn is an extra
 
         ops = serve(
             *observe.get("listen", ["unix:"]),
@@ -233,8 +235,14 @@ class Service:
         for name, consumer in consumers.items():
             await consumer.__aenter__()
             self.consumers[name] = consumer
+        loop = asyncio.get_running_loop()
+
+        def note_end() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the service did not wait for this pipeline
+                loop.call_soon_threadsafe(self._pipeline_ended.set)
+
         for name, each in self.spec.pipelines.items():
-            self._pipelines[name] = PipelineThread(name, each.values)
+            self._pipelines[name] = PipelineThread(name, each.values, note_end)
             self._pipelines[name].start()
 
     async def _undo(self) -> None:
@@ -249,8 +257,8 @@ class Service:
         loop = asyncio.get_running_loop()
         while not signals.asked.is_set():
             waits = {
-                loop.create_task(each, name="service-wait")
-                for each in (signals.asked.wait(), signals.reloads.wait(), *self._ends())
+                loop.create_task(each.wait(), name="service-wait")
+                for each in (signals.asked, signals.reloads, self._pipeline_ended)
             }
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -260,13 +268,19 @@ class Service:
             if signals.reloads.is_set():
                 signals.reloads.clear()
                 await self.reload()
-            elif not signals.asked.is_set():
-                signals.stop("done")
+            self._pipeline_ended.clear()
+            if (reason := self._over()) is not None:
+                signals.stop(reason)
         log.info("service_stopping", service=self.spec.name, reason=signals.name, within=self.spec.drain_timeout)
 
-    def _ends(self) -> list[Coroutine[Any, Any, Any]]:
-        """What ends the service when it ends: a pipeline that gave up, or all of them where there is nothing else."""
-        return [asyncio.to_thread(each.ended.wait) for each in self._pipelines.values()]
+    def _over(self) -> str | None:
+        """Why pipelines end the service: one of them has failed, or all have ended and nothing else runs."""
+        for name, pipeline in self._pipelines.items():
+            if pipeline.problem is not None:
+                return f"pipeline {name} failed"
+        others = self.consumers or self.queues or self.exporters
+        ended = bool(self._pipelines) and all(each.ended for each in self._pipelines.values())
+        return "done" if ended and not others else None
 
     async def reload(self) -> bool:
         """Read the file again, and change what can change in place; whether it was taken."""

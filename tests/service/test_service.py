@@ -420,7 +420,7 @@ async def test_a_reload_changes_what_can_change(app):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("max_batch: 5", "buffer_size: 9", "queues.q.max_batch removed"),
+        ("max_batch: 5", "buffer_size: 9", "queues.q.buffer_size added; restart"),
         ("max_batch: 5", "max_batch: 6, buffer_size: 9", "queues.q.buffer_size added; restart"),
         ("path: out.db", "path: other.db", "sinks.db.path changed; restart"),
         ("sinks: {", "sinks: {x: {type: memory}, ", "sinks.x added; restart"),
@@ -443,7 +443,7 @@ async def test_a_reload_is_refused_whole(app, caplog, old, new, words):
         with caplog.at_level(logging.INFO, "batchqueue_async"):
             assert not await service.reload()
         refused = [each.getMessage() for each in caplog.records if "reload_refused" in each.getMessage()]
-        assert any(words in each for each in refused) or words.endswith("removed"), refused
+        assert any(words in each for each in refused), refused
         assert service.queues["q"].config.linger == 0.0
         assert not reloads.last.ok
         assert reloads.taken.ok
@@ -615,9 +615,11 @@ class Pipeline:
     ],
 )
 def test_a_pipeline_runs_in_a_thread(pipeline, problem):
-    thread = PipelineThread("p", {"file": "spark.yaml"}, load=lambda file: pipeline)
+    over = threading.Event()
+    thread = PipelineThread("p", {"file": "spark.yaml"}, over.set, load=lambda file: pipeline)
     thread.start()
-    assert thread.finish(30) == problem
+    assert thread.finish(60) == problem
+    assert over.wait(60)
 
 
 def test_a_pipeline_that_does_not_end_is_said():
@@ -628,11 +630,56 @@ def test_a_pipeline_that_does_not_end_is_said():
             released.wait()
             return self
 
-    thread = PipelineThread("p", {"file": "spark.yaml", "once": True}, load=lambda file: Stuck())
+    thread = PipelineThread("p", {"file": "spark.yaml", "once": True}, lambda: None, load=lambda file: Stuck())
     thread.start()
     assert "has not ended in time" in thread.finish(0.01)
     released.set()
-    assert thread.finish(30) is None
+    assert thread.finish(60) is None
+
+
+class Asked:
+    """The signals of a service, without any."""
+
+    def __init__(self):
+        self.asked, self.reloads, self.name = asyncio.Event(), asyncio.Event(), ""
+
+    def stop(self, reason):
+        self.name = reason
+        self.asked.set()
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "reason"),
+    [("", 0, "done"), ("", 3, "pipeline p failed"), ("queues: {q: {handler: rows}}\n", 3, "pipeline p failed")],
+)
+async def test_pipelines_end_a_service(app, monkeypatch, more, code, reason):
+    monkeypatch.setattr("batchqueue_async.service.pipelines._load", lambda file: Pipeline(code))
+    signals = Asked()
+    async with Service(spec_of(QUIET + more + "pipelines: {p: {file: spark.yaml, once: true}}\n"), app) as service:
+        async with asyncio.timeout(60):
+            await service.run(signals)
+    assert signals.name == reason
+    assert service.report.code == code
+
+
+async def test_a_pipeline_that_is_done_does_not_end_what_else_runs(app, monkeypatch):
+    pipeline = Pipeline()
+    ran = threading.Event()
+    monkeypatch.setattr("batchqueue_async.service.pipelines._load", lambda file: (ran.set(), pipeline)[1])
+    signals = Asked()
+    text = QUIET + "queues: {q: {handler: rows}}\npipelines: {p: {file: spark.yaml, once: true}}\n"
+    async with Service(spec_of(text), app) as service:
+        running = asyncio.create_task(service.run(signals))
+        assert await asyncio.to_thread(ran.wait, 60)
+        async with asyncio.timeout(60):
+            while not service._pipelines["p"].ended:
+                await asyncio.sleep(0.01)
+        for _ in range(50):  # what the end has set off has run by then
+            await asyncio.sleep(0)
+        assert not running.done()
+        signals.stop("asked")
+        await running
+    assert (signals.name, service.report.code) == ("asked", 0)
 
 
 # --- logs

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-QUEUE_CODE = ("consumer", "fallback", "on_error", "selector", "size_of")
-EXPORT_CODE = ("key", "encode", "decode", "on_dead_letter")
+QUEUE_CODE = ("consumer", "fallback", "on_error")
 
 # -- queues --------------------------------------------------------------------------------------------------------
 
@@ -62,15 +61,7 @@ _QUEUE_FIELDS: dict[str, Field] = {
     "fallback": Field(of=_HANDLER, text="with `handlers`: the handler of items whose type has none"),
     "on_error": Field(of=Registered(what="error_handler"), text="what takes batches whose handler failed"),
     "key": Field(of=Registered(what="key"), text="items of one key go to one partition, in their order"),
-    **{
-        name: Field(of=each.of, default=each.default, text=each.text, live=each.live)
-        for name, each in fields_of(
-            QueueConfig,
-            QUEUE_RULES,
-            live=CHANGEABLE,
-            without=("consumer", "fallback", "on_error", "strategy"),
-        ).items()
-    },
+    **fields_of(QueueConfig, QUEUE_RULES, live=CHANGEABLE, without=(*QUEUE_CODE, "strategy")),
 }
 
 
@@ -82,7 +73,7 @@ def queue_config(values: dict[str, Any], find: Callable[[str, str], Any], name: 
         find: gives what the program registered, by kind and name.
         name: the queue's name, for messages.
     """
-    given = {each: value for each, value in values.items() if each in QUEUE_RULES and each not in QUEUE_CODE[:3]}
+    given = {each: value for each, value in values.items() if each in QUEUE_RULES and each not in QUEUE_CODE}
     if "key" in values:
         given["selector"] = by_key(find("key", values["key"]))
     config: QueueConfig[Any] = QueueConfig(**given)
@@ -256,11 +247,10 @@ FILE = Struct(
                     },
                 ),
             ),
-            text="pipelines of Spark that run with the service",
+            text="pipelines of Spark that run with the service, and stop it when one of them fails",
         ),
     },
 )
-SECTIONS = ("sources", "queues", "exporters", "sinks", "pipelines")
 
 
 def _refuse(path: str, rule: str, way_out: str) -> None:
