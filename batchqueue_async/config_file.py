@@ -134,7 +134,7 @@ class _Environment:
         if not (separator and wanted and name):
             self._fault(variable, "names no field", f"write {self._start}<QUEUE>__<FIELD>=<value>")
             return
-        matching = list(dict.fromkeys(each for each in self._names if _capitals(each) == _capitals(wanted)))
+        matching = list(dict.fromkeys(each for each in self._names if capitals(each) == capitals(wanted)))
         if len(matching) > 1:
             rule = clip(f"may mean any of the queues {', '.join(map(repr, matching))}")
             self._fault(variable, rule, "rename one of the queues, or set the field in the file")
@@ -200,7 +200,8 @@ def is_no_setting(rest: str) -> bool:
     return rest in _SWITCHES or _SERVICE_LINK.fullmatch(rest) is not None
 
 
-def _capitals(name: str) -> str:
+def capitals(name: str) -> str:
+    """A name as a variable of the environment spells it."""
     return re.sub("[^A-Z0-9]", "_", name.upper())
 
 

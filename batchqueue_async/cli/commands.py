@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 PATH = click.Path(path_type=Path)
+FINE, WRONG, FAILED, UNDELIVERED = range(4)
+"""The exit statuses; `main` says what they mean."""
 
 
 class Arguments(SimpleNamespace):
@@ -136,7 +139,12 @@ def raw(text: str) -> str:
 
 def say(text: str) -> None:
     """Print a line."""
-    print(text)  # noqa: T201 - a command line speaks by printing
+    print(text)
+
+
+def complain(text: str) -> None:
+    """Print a line on standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def plain(text: object) -> str:

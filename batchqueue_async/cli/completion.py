@@ -32,7 +32,7 @@ def make() -> Command:
 
 
 def _run(arguments: Arguments) -> int:
-    from batchqueue_async.cli import main  # noqa: PLC0415 - it imports this module when it is asked for
+    from batchqueue_async.cli import main
 
     say(SHELLS[arguments.shell](main.build(), {}, main.PROGRAM, main.COMPLETE).source())
     return 0

@@ -7,11 +7,10 @@ service runs, its code can call `Exporter.requeue_dead_letters`.
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from batchqueue_async.cli import disk
-from batchqueue_async.cli.commands import PATH, Argument, command, flag, group, option, raw, say
+from batchqueue_async.cli.commands import PATH, Argument, Arguments, command, flag, group, option, raw, say
 from batchqueue_async.durable.disk import inspect
 from batchqueue_async.errors import BatchQueueError, ConfigError, LockedError
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from batchqueue_async.cli.commands import Arguments, Group
+    from batchqueue_async.cli.commands import Group
 
 _ABOUT = "list, put back or delete what exporters gave up"
 _WHERE = "a service's file, or the directory of an exporter's send queue"
@@ -70,7 +69,7 @@ def directories(where: Path, exporter: str | None) -> dict[str, Path]:
         if exporter is not None:
             raise ConfigError(f"--exporter {exporter}: {where} is a directory, and belongs to one; leave it out")
         return {where.name: where}
-    from batchqueue_async.service.file.reading import read_service  # noqa: PLC0415 - a directory needs no YAML
+    from batchqueue_async.service.file.reading import read_service
 
     spec = read_service(where, secrets=False)
     paths = {name: each.values.get("path") for name, each in spec.exporters.items()}
@@ -86,7 +85,7 @@ def directories(where: Path, exporter: str | None) -> dict[str, Path]:
     return kept if exporter is None else {exporter: kept[exporter]}
 
 
-def _each(arguments: Arguments, verb: Callable[[Any], int]) -> int:
+def _each(arguments: Arguments, verb: Callable[[Arguments], int]) -> int:
     """A verb for every directory, as `batchqueue disk dead-letters` has it."""
     code = 0
     found = directories(arguments.where, arguments.exporter)
@@ -100,8 +99,7 @@ def _each(arguments: Arguments, verb: Callable[[Any], int]) -> int:
         if len(found) > 1 and not arguments.json:
             say(f"{name}:")
         try:
-            given = {**vars(arguments), "path": path}
-            code = max(code, verb(cast("Any", SimpleNamespace(**given))))
+            code = max(code, verb(Arguments(**vars(arguments), path=path)))
         except LockedError as error:
             owner = inspect.overview(path).owner
             raise BatchQueueError(

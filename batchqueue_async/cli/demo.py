@@ -30,7 +30,7 @@ def make() -> Command:
 
 
 def _run(arguments: Arguments) -> int:
-    from batchqueue_async.service.demo import demonstrate  # noqa: PLC0415 - for this command alone
+    from batchqueue_async.cli.demonstration import demonstrate
 
     with tempfile.TemporaryDirectory(prefix="batchqueue-demo-") as directory:
         path = Path(directory) / "queue"

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.cli import letters as letters_file
-from batchqueue_async.cli.commands import PATH, Argument, command, flag, group, option, say
+from batchqueue_async.cli.commands import PATH, Argument, command, complain, flag, group, option, say
 from batchqueue_async.durable import DurableQueue
 from batchqueue_async.durable.disk import inspect
 
@@ -214,7 +213,7 @@ def list_letters(arguments: Arguments) -> int:
         }
         _say_record(shown, letter.payload, payloads=arguments.payloads, as_json=arguments.json)
     for words in damaged:
-        print(f"batchqueue: {words}; not in the list", file=sys.stderr)  # noqa: T201 - as `say`
+        complain(f"batchqueue: {words}; not in the list")
     return 1 if damaged else 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from batchqueue_async.cli.commands import PATH, Argument, flag, option, say
+from batchqueue_async.cli.commands import PATH, Argument, complain, flag, option, say
 from batchqueue_async.durable.disk import inspect
 from batchqueue_async.errors import BatchQueueError, ConfigError
 
@@ -59,10 +59,10 @@ def export(arguments: Arguments) -> int:
     progress = _Progress(wanted, shown=arguments.progress or sys.stderr.isatty())
     _write(arguments.output, _lines(letters, raw=arguments.format == "raw"), progress, force=arguments.force)
     for words in damaged:
-        _tell(f"batchqueue: {words}; not in the file")
+        complain(f"batchqueue: {words}; not in the file")
     missing = sorted(progress.missing)
     if missing:
-        _tell(f"batchqueue: no dead letters with the numbers {', '.join(map(str, missing))}")
+        complain(f"batchqueue: no dead letters with the numbers {', '.join(map(str, missing))}")
     count = {"exported": progress.count, "bytes": progress.size, "damaged": damaged, "missing": missing}
     say(
         json.dumps(count)
@@ -114,7 +114,7 @@ class _Progress:
         self.size += size
         if self._shown and time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY
-            _tell(f"{self.count} dead letters, {self.size} bytes")
+            complain(f"{self.count} dead letters, {self.size} bytes")
 
 
 def _write(output: Path, lines: Iterator[tuple[int, bytes]], progress: _Progress, *, force: bool) -> None:
@@ -148,7 +148,3 @@ def _copy(file: BinaryIO, lines: Iterator[tuple[int, bytes]], progress: _Progres
         progress.add(seq, len(line))
     file.flush()
     os.fsync(file.fileno())
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201 - a command line speaks by printing

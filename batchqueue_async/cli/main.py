@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import shell_complete
 
-from batchqueue_async.cli.commands import Group, raw, say
+from batchqueue_async.cli.commands import FAILED, Group, complain, raw, say
 from batchqueue_async.errors import BatchQueueError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Main(Group):
         """Their names."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """One of them."""
         if cmd_name not in COMMANDS:
             return None
@@ -112,15 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.UsageError as error:
         where = PROGRAM if error.ctx is None else error.ctx.command_path
         usage = "" if error.ctx is None else f"{error.ctx.get_usage()}\n"
-        _complain(f"{usage}{where}: error: {error.format_message()}\n`{where} --help` says what there is")
+        complain(f"{usage}{where}: error: {error.format_message()}\n`{where} --help` says what there is")
         sys.exit(error.exit_code)
     except (BatchQueueError, OSError) as error:
-        _complain(f"{PROGRAM}: {error}")
-        return 2
-
-
-def _complain(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201 - a command line speaks by printing
+        complain(f"{PROGRAM}: {error}")
+        return FAILED
 
 
 if __name__ == "__main__":  # pragma: no cover - `python -m`, in addition to the installed script

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.cli.commands import plain, say
+from batchqueue_async.cli.commands import FAILED, FINE, WRONG, complain, plain, say
 from batchqueue_async.errors import BatchQueueError, ConfigError, ConfigFault
 from batchqueue_async.service.app import App, load_app
 from batchqueue_async.service.file.reading import read_service, warnings_of, where
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from batchqueue_async.cli.commands import Arguments
+    from batchqueue_async.observe.server import OpsServer
     from batchqueue_async.service.file.spec import ServiceSpec
-    from batchqueue_async.service.running import ServiceReport
+    from batchqueue_async.service.running import Service, ServiceReport
 
-FINE, WRONG, FAILED, UNDELIVERED = 0, 1, 2, 3
 CONNECT_TIMEOUT = 10.0
 
 # -- run -------------------------------------------------------------------------------------------------------------
@@ -29,8 +29,8 @@ CONNECT_TIMEOUT = 10.0
 
 def run(arguments: Arguments) -> int:
     """Run the service of a file; the exit status."""
-    from batchqueue_async.runtime.scheduler import new_event_loop  # noqa: PLC0415 - after the file has been read
-    from batchqueue_async.service import logs  # noqa: PLC0415 - as above
+    from batchqueue_async.runtime.scheduler import new_event_loop
+    from batchqueue_async.service import logs
 
     # Until the service listens to it: one that comes while it starts must not end it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -48,13 +48,13 @@ def run(arguments: Arguments) -> int:
         _complain(error)
         return FAILED
     for line in report.lines():
-        _err(f"{spec.name}: {line}")
+        complain(f"{spec.name}: {line}")
     return report.code
 
 
 async def _serve(arguments: Arguments, spec: ServiceSpec, app: App) -> ServiceReport:
-    from batchqueue_async.service.running import Service  # noqa: PLC0415 - as above
-    from batchqueue_async.service.signals import StopSignals  # noqa: PLC0415 - as above
+    from batchqueue_async.service.running import Service
+    from batchqueue_async.service.signals import StopSignals
 
     service = Service(spec, app, read_again=lambda: _read(arguments))
     with StopSignals(lambda: service.spec.drain_timeout) as signals:
@@ -82,14 +82,14 @@ async def _serve(arguments: Arguments, spec: ServiceSpec, app: App) -> ServiceRe
     return report
 
 
-async def _hurry(hurry: asyncio.Event, service: Any) -> None:
+async def _hurry(hurry: asyncio.Event, service: Service) -> None:
     await hurry.wait()
     service.hurry()
 
 
-def _greet(spec: ServiceSpec, ops: Any) -> None:
+def _greet(spec: ServiceSpec, ops: OpsServer | None) -> None:
     pages = [] if ops is None else [f"{url}/ui" for url in ops.urls]
-    _err(f"{spec.name}: running {spec.counts()}{'; the page is ' + ', '.join(pages) if pages else ''}")
+    complain(f"{spec.name}: running {spec.counts()}{'; the page is ' + ', '.join(pages) if pages else ''}")
 
 
 def _read(arguments: Arguments, *, secrets: bool = True) -> ServiceSpec:
@@ -169,13 +169,13 @@ def _as_dict(fault: ConfigFault) -> dict[str, Any]:
 
 def _make_all(arguments: Arguments, spec: ServiceSpec) -> list[ConfigFault]:
     """What can't be made of the file: names that the program has not registered, addresses, packages."""
-    from batchqueue_async.service.building import Builder  # noqa: PLC0415 - imports the sinks that are named
+    from batchqueue_async.service.building import Builder
 
     try:
         app = load_app(arguments.app, arguments.file)
     except ConfigError as error:
-        path, _, way_out = str(error).partition("; ")
-        return [ConfigFault(path="", rule=path, way_out=way_out or "correct it", origin="")]
+        rule, _, way_out = str(error).partition("; ")
+        return [ConfigFault(path="", rule=rule, way_out=way_out or "correct it", origin="")]
     builder = Builder(spec, app)
     exporters = builder.exporters(builder.sinks())
     builder.queue_configs(exporters)
@@ -191,7 +191,7 @@ async def _nothing(_batch: object) -> None:
 
 async def _connect_all(spec: ServiceSpec, app: App) -> list[ConfigFault]:
     """Open each sink, and connect to each source's address; nothing is sent and nothing consumed."""
-    from batchqueue_async.service.connecting import connect  # noqa: PLC0415 - for who asks for it
+    from batchqueue_async.service.connecting import connect
 
     return await connect(spec, app, timeout=CONNECT_TIMEOUT)
 
@@ -201,8 +201,6 @@ async def _connect_all(spec: ServiceSpec, app: App) -> list[ConfigFault]:
 
 def show(arguments: Arguments) -> int:
     """Print the values that hold, each with where it was set."""
-    from collections.abc import Mapping  # noqa: PLC0415 - for this command alone
-
     spec = _read(arguments, secrets=False)
 
     def rows(content: Any, path: str = "") -> Iterable[tuple[str, str]]:
@@ -221,10 +219,6 @@ def show(arguments: Arguments) -> int:
 def _complain(error: BatchQueueError) -> None:
     faults = error.faults if isinstance(error, ConfigError) else ()
     for fault in faults:
-        _err(line_of(fault))
+        complain(line_of(fault))
     if not faults:
-        _err(f"batchqueue: {error}")
-
-
-def _err(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - a command line speaks by printing
+        complain(f"batchqueue: {error}")

@@ -51,7 +51,7 @@ def load(arguments: Arguments) -> SparkPipeline:
         overrides[name] = value
     # Functions are looked for where Python looks for a program's modules: next to the file, and where it is run.
     sys.path[:0] = [str(arguments.file.resolve().parent), str(Path.cwd())]
-    from batchqueue_async.spark.pipelines.pipeline import SparkPipeline  # noqa: PLC0415 - half a second of imports
+    from batchqueue_async.spark.pipelines.pipeline import SparkPipeline
 
     return SparkPipeline.from_file(arguments.file, overrides=overrides)
 
@@ -88,14 +88,14 @@ def run(arguments: Arguments) -> int:
         raise
     except Exception as error:
         # Spark's own errors have no common base: a view that it can't analyse, a master that is not there.
-        from batchqueue_async.spark.pipelines.supervisor import error_text  # noqa: PLC0415 - it is loaded by now
+        from batchqueue_async.spark.pipelines.supervisor import error_text
 
         raise BatchQueueError(f"pipeline {pipeline.spec.name!r}: {error_text(error)}") from error
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
     if arguments.picture is not None:
-        from batchqueue_async.spark.pipelines.picture import draw  # noqa: PLC0415 - as above
+        from batchqueue_async.spark.pipelines.picture import draw
 
         arguments.picture.write_text(draw(pipeline.spec.name, report.samples), encoding="utf-8")
     _conclude(pipeline, report)
@@ -111,7 +111,7 @@ def _explained(pipeline: SparkPipeline) -> str:
 
 
 def _watch(arguments: Arguments) -> Callable[[Any], bool] | None:
-    from batchqueue_async.spark.pipelines.display import Display  # noqa: PLC0415 - after Spark's packages
+    from batchqueue_async.spark.pipelines.display import Display
 
     return None if arguments.quiet else Display(sys.stdout).watch
 
@@ -127,7 +127,7 @@ def _stopper(stop: threading.Event) -> Callable[[int, object], None]:
 
 
 def _moment(name: str, text: str | None) -> Any:
-    from batchqueue_async.spark.pipelines.fields import parse_moment  # noqa: PLC0415 - after Spark's packages
+    from batchqueue_async.spark.pipelines.fields import parse_moment
 
     if text is None:
         return None

@@ -23,7 +23,7 @@ def make() -> Command:
 
 
 def _run(_: Arguments) -> int:
-    from batchqueue_async.service.file.json_schema import json_schema  # noqa: PLC0415 - imports all sinks for their texts
+    from batchqueue_async.service.file.json_schema import json_schema
 
     say(json.dumps(json_schema(), indent=2))
     return 0

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.cli.commands import command, flag, option, say
 from batchqueue_async.export import sizing
+from batchqueue_async.export.fleet import Fleet, plan
 
 if TYPE_CHECKING:
+    import click
+
     from batchqueue_async.cli.commands import Arguments, Command
-    from batchqueue_async.export.fleet import Fleet
     from batchqueue_async.export.fleet_simulation import Played
 
 MOST_PLAYED = 16
 """Processes that `--played` plays; the others are like them."""
 
 
-# What `Fleet` has besides what a single process is asked; None takes its default.
-_FLEET: tuple[tuple[str, type, str, str], ...] = (
-    ("catch-up", float, "SECONDS", "in which an outage's backlog is to be delivered (its length)"),
-    ("process-rate", float, "RATE", "records per second that a process handles with a core (40,000)"),
-    ("busy", float, "SHARE", "share of each limit to plan with (0.7)"),
-    ("disk-rate", float, "BYTES", "bytes per second that a process may write (150e6)"),
-    ("network-rate", float, "BYTES", "bytes per second of a machine's network, each way (1.25e9)"),
-    ("partition-rate", float, "BYTES", "bytes per second of a partition (10e6)"),
-    ("cores", int, "N", "cores of a machine (8)"),
-    ("destination-rate", float, "RATE", "records per second that the destination takes in all"),
-    ("destination-connections", int, "N", "sends that it allows at once, in all"),
-    ("group-limit", int, "N", "members of a consumer group (1,000)"),
-    ("restart", float, "SECONDS", "for which a replaced process is away (30)"),
-    ("rebalance", float, "SECONDS", "for which partitions that move stand still (5)"),
-)
+_FLEET = {
+    "catch_up": (
+        float,
+        "SECONDS",
+        "in which an outage's backlog is to be delivered; its length when not given",
+    ),
+    "process_rate": (float, "RATE", "records per second that a process handles with a core"),
+    "busy": (float, "SHARE", "share of each limit to plan with"),
+    "disk_rate": (float, "BYTES", "bytes per second that a process may write"),
+    "network_rate": (float, "BYTES", "bytes per second of a machine's network, each way"),
+    "partition_rate": (float, "BYTES", "bytes per second of a partition"),
+    "cores": (int, "N", "cores of a machine"),
+    "destination_rate": (float, "RATE", "records per second that the destination takes in all"),
+    "destination_connections": (int, "N", "sends that it allows at once, in all"),
+    "group_limit": (int, "N", "members of a consumer group"),
+    "restart": (float, "SECONDS", "for which a replaced process is away"),
+    "rebalance": (float, "SECONDS", "for which partitions that move stand still"),
+}
+"""What `Fleet` has besides what a single process is asked for."""
 
 
 def make() -> Command:
@@ -49,10 +56,7 @@ def make() -> Command:
         option("--outage", type=float, default=0.0, metavar="SECONDS", text="an outage to keep everything in"),
         option("--memory-percent", type=float, metavar="SHARE", text="a share of memory, e.g. 0.1"),
         flag("--fleet", "size many processes: consumers of one group, or with --spark cores of executors"),
-        *(
-            option(f"--{name}", type=kind, metavar=metavar, text=f"--fleet: {text}")
-            for name, kind, metavar, text in _FLEET
-        ),
+        *_fleet_params(),
         option(
             "--played", type=float, metavar="SECONDS", text="--fleet: play the fleet so long, with the outage amid it"
         ),
@@ -63,30 +67,39 @@ def make() -> Command:
     return command("size", _run, text, params)
 
 
+def _fleet_params() -> list[click.Parameter]:
+    """The options of `Fleet`, with the defaults that it has."""
+    defaults = {each.name: each.default for each in fields(Fleet)}
+    return [
+        option(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            metavar=metavar,
+            default=defaults[name],
+            text=f"--fleet: {text}" + ("" if defaults[name] is None else f" ({defaults[name]:,.12g})"),
+        )
+        for name, (kind, metavar, text) in _FLEET.items()
+    ]
+
+
 def _run(arguments: Arguments) -> int:
     if arguments.fleet:
         return _run_fleet(arguments)
-    answer = sizing.drain(
+    drain = partial(
+        sizing.drain,
         workers=arguments.workers,
         latency=arguments.latency,
-        backlog=arguments.backlog,
         batch_records=arguments.batch,
         arrival=arguments.arrival,
     )
-    found: dict[str, float | None] = dict(asdict(answer))
+    found: dict[str, float | None] = asdict(drain(backlog=arguments.backlog))
     if arguments.outage:
         backlog = arguments.arrival * arguments.outage
         found["outage_records"] = backlog
         found["outage_bytes"] = sizing.bytes_for_outage(
             arrival=arguments.arrival, record_bytes=arguments.record_bytes, outage=arguments.outage
         )
-        found["outage_drain_seconds"] = sizing.drain(
-            workers=arguments.workers,
-            latency=arguments.latency,
-            backlog=backlog,
-            batch_records=arguments.batch,
-            arrival=arguments.arrival,
-        ).seconds
+        found["outage_drain_seconds"] = drain(backlog=backlog).seconds
     if arguments.memory_percent is not None:
         found["memory_bytes"] = sizing.memory_share(arguments.memory_percent)
     if arguments.json:
@@ -98,9 +111,6 @@ def _run(arguments: Arguments) -> int:
 
 
 def _run_fleet(arguments: Arguments) -> int:
-    from batchqueue_async.export.fleet import Fleet, plan  # noqa: PLC0415 - only for those who ask for it
-
-    given = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name, *_ in _FLEET}
     fleet = Fleet(
         rate=arguments.arrival,
         record_bytes=arguments.record_bytes,
@@ -108,7 +118,7 @@ def _run_fleet(arguments: Arguments) -> int:
         latency=arguments.latency,
         batch_records=arguments.batch,
         workers=arguments.workers,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: getattr(arguments, name) for name in _FLEET},
     )
     answer = plan(fleet)
     found: dict[str, Any] = asdict(answer)
@@ -132,7 +142,7 @@ def _run_fleet(arguments: Arguments) -> int:
 
 def _played(arguments: Arguments, fleet: Fleet, processes: int) -> Played:
     """A part of the fleet, with its share of the records: each process does the same however many there are."""
-    from batchqueue_async.export.fleet_simulation import Course, play  # noqa: PLC0415 - as above
+    from batchqueue_async.export.fleet_simulation import Course, play
 
     few = min(processes, MOST_PLAYED)
     begin = arguments.played / 10

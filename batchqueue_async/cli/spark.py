@@ -194,7 +194,7 @@ async def _ask_ledger(arguments: Arguments, choose: Any, *, dry: bool = False) -
     return _Kept([each for each in notes if each not in gone], gone)
 
 
-def _none(note: Delivered) -> bool:  # noqa: ARG001 - as those that choose
+def _none(_: Delivered) -> bool:
     return False
 
 

@@ -56,7 +56,7 @@ class Builder:
             return make()
         except BatchQueueError as error:
             self._fault(path, thing, str(error))
-        except Exception as error:  # noqa: BLE001 - a class of the user's, or of another library
+        except Exception as error:  # noqa: BLE001 - the class is the user's or another library's: any error is a fault of the file
             said = describe(error)
             self._fault(path, thing, f"{said['error']}: {said['text']}")
         return None
@@ -204,7 +204,7 @@ def _option(name: str, value: Any) -> Any:
     if name == "tls":
         return _tls(value)
     if name == "oauth2" and isinstance(value, dict):
-        from batchqueue_async.sinks.http import OAuth2  # noqa: PLC0415 - for who uses it
+        from batchqueue_async.sinks.http import OAuth2  # noqa: PLC0415 - httpx is an extra
 
         return OAuth2(**cast("dict[str, Any]", value))
     if isinstance(value, Mapping) and name in _MAPS_OF_SECRETS:

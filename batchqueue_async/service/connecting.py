@@ -55,7 +55,7 @@ async def _within(work: Coroutine[Any, Any, Any], timeout: float) -> str | None:
             await work
     except TimeoutError:
         return f"it does not answer within {timeout:g} s"
-    except Exception as error:  # noqa: BLE001 - a sink of anybody's
+    except Exception as error:  # noqa: BLE001 - a sink may be the user's: any error says that it can't be reached
         return without_credentials(str(error)) or type(error).__name__
     return None
 

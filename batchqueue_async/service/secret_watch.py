@@ -7,8 +7,8 @@ URL, is named in the log: it needs a restart.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async._support import log
@@ -79,7 +79,7 @@ class SecretWatch:
 def stamp_of(path: str) -> Stamp:
     """What tells one content of a file from another, without reading it; None where it is not there."""
     try:
-        about = os.stat(path)  # noqa: PTH116 - of what a link leads to, as Kubernetes changes it
+        about = Path(path).stat()  # of what a link leads to: Kubernetes changes the link
     except OSError:
         return None
     return about.st_mtime_ns, about.st_ino, about.st_size

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UNDELIVERED = 3
+"""The exit status where something is left."""
 HURRY = 5.0
 """Seconds that the loop has after the second signal to account for what is left."""
 GRACE = 5.0
@@ -46,7 +47,8 @@ class StopSignals:
         self.hurry = asyncio.Event()
         self.reloads = asyncio.Event()
         self.name = ""
-        self._count = 0
+        # What signals have asked for; the events follow when the loop gets to it.
+        self._stopped = self._hurried = False
         self._over = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -69,15 +71,16 @@ class StopSignals:
         self.asked.set()
 
     def _stop(self, number: int, _frame: object) -> None:
-        self._count += 1
         name = signal.Signals(number).name
-        if self._count == 1:
+        if not self._stopped:
+            self._stopped = True
             self.name = name
             seconds = self._deadline()
             self._say(f"{name}: draining within {seconds:g} s; once more ends at once")
             self._tell(self.asked.set)
             self._watch(seconds + GRACE, f"the drain is not over {GRACE:g} s after its {seconds:g} s: a handler blocks")
-        elif self._count == 2:  # noqa: PLR2004 - the second one
+        elif not self._hurried:
+            self._hurried = True
             self._say(f"{name}: ending at once")
             self._tell(self.hurry.set)
             self._watch(HURRY, f"nothing has ended {HURRY:g} s after the second signal: a handler blocks")

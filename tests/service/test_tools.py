@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from batchqueue_async.cli import bench
+from batchqueue_async.cli.demonstration import DemoResult, Destination, SocketSink, demonstrate
 from batchqueue_async.cli.main import main
 from batchqueue_async.durable import DurableQueue
-from batchqueue_async.service.demo import DemoResult, Destination, SocketSink, demonstrate
 
 FILE = """\
 exporters:

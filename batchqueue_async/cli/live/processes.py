@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from batchqueue_async.cli.commands import Argument, option
+from click.shell_completion import CompletionItem
+
+from batchqueue_async.cli.commands import FAILED, FINE, WRONG, Argument, option
 from batchqueue_async.errors import BatchQueueError, ConfigError
 from batchqueue_async.observe.client import OpsClient, find_processes
 from batchqueue_async.sinks.secrets import Secret
@@ -13,32 +15,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import click
-    from click.shell_completion import CompletionItem
 
     from batchqueue_async.cli.commands import Arguments
 
 _TARGET = "a process's number, its socket, or its URL; all processes of this user when none is given"
-_TOKEN = "what a URL may ask for, as env:NAME or file:/path"  # noqa: S105 - a help text
 NOBODY = (
     "no process of this user can be asked; a program can while it is in `with observe.serve():` (see `pip install "
     "'batchqueue-async[service]'`), and another user's by its URL"
 )
-FINE, WRONG, FAILED = 0, 1, 2
 
 
 def params() -> list[click.Parameter]:
     """The arguments that say whom to ask."""
     return [
         Argument("target", "[TARGET]", _TARGET, required=False, shell_complete=_complete),
-        option("--token", metavar="REFERENCE", text=_TOKEN),
+        option("--token", metavar="REFERENCE", text="what a URL may ask for, as env:NAME or file:/path"),
     ]
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
-    from click.shell_completion import CompletionItem as Item  # noqa: PLC0415 - only while a shell completes
-
+def _complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [
-        Item(str(each.pid), help=str(each.path)) for each in find_processes() if str(each.pid).startswith(incomplete)
+        CompletionItem(str(each.pid), help=str(each.path))
+        for each in find_processes()
+        if str(each.pid).startswith(incomplete)
     ]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.cli.commands import command, flag, plain, raw, say
+from batchqueue_async.cli.commands import command, complain, flag, plain, raw, say
 from batchqueue_async.cli.live import processes
 from batchqueue_async.observe.words import duration
 
@@ -43,14 +42,14 @@ def _run(arguments: Arguments) -> int:
     return max(each.code for each in found)
 
 
-def complain(answer: Answer) -> None:
+def say_silent(answer: Answer) -> None:
     """Say that a process did not answer."""
-    print(f"batchqueue: {plain(answer.error)}", file=sys.stderr)  # noqa: T201 - a command line speaks by printing
+    complain(f"batchqueue: {plain(answer.error)}")
 
 
 def _show(answer: Answer) -> None:
     if answer.error:
-        complain(answer)
+        say_silent(answer)
         return
     said, status = answer.said, answer.said["status"]
     ready = "ready" if status["ready"] else "not ready"

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.cli.commands import command, flag, raw
+from batchqueue_async.cli.commands import FAILED, FINE, WRONG, command, flag, raw
 from batchqueue_async.cli.live import processes
 from batchqueue_async.errors import BatchQueueError, ConfigError
 
@@ -92,9 +92,9 @@ class FrameReader:
 
 def _run(arguments: Arguments) -> int:
     try:
-        from rich.console import Console  # noqa: PLC0415 - an extra
+        from rich.console import Console
 
-        from batchqueue_async.cli.live.top_view import screen  # noqa: PLC0415 - needs it
+        from batchqueue_async.cli.live.top_view import screen
     except ImportError as error:
         raise ConfigError("batchqueue top: needs rich; run: pip install 'batchqueue-async[service]'") from error
     terminal = sys.stdout.isatty()
@@ -119,14 +119,14 @@ def _wait(readers: Sequence[FrameReader]) -> None:
 
 def _code(readers: Sequence[FrameReader]) -> int:
     if any(each.frame is None for each in readers):
-        return processes.FAILED
-    return processes.FINE if all(each.frame and each.frame["state"] == "ok" for each in readers) else processes.WRONG
+        return FAILED
+    return FINE if all(each.frame and each.frame["state"] == "ok" for each in readers) else WRONG
 
 
 def _watch(console: Any, arguments: Arguments, readers: list[FrameReader]) -> int:
-    from rich.live import Live  # noqa: PLC0415 - as above
+    from rich.live import Live
 
-    from batchqueue_async.cli.live.top_view import screen  # noqa: PLC0415 - as above
+    from batchqueue_async.cli.live.top_view import screen
 
     try:
         _wait(readers)
@@ -137,13 +137,13 @@ def _watch(console: Any, arguments: Arguments, readers: list[FrameReader]) -> in
                 if arguments.target is None:
                     readers[:] = _now(arguments, readers)
     except KeyboardInterrupt:
-        return processes.FINE
+        return FINE
     # Only a process that was named can get here: where none was, others may begin.
     if readers[0].frame is None:
         raise BatchQueueError(readers[0].error)
     console.print(screen(readers))
     console.print(f"process {readers[0].name} ended", markup=False)
-    return processes.FINE
+    return FINE
 
 
 def _now(arguments: Arguments, readers: Sequence[FrameReader]) -> list[FrameReader]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from batchqueue_async.cli.commands import command, plain, raw, say
 from batchqueue_async.cli.live import processes
-from batchqueue_async.cli.live.status import EPILOG, complain
+from batchqueue_async.cli.live.status import EPILOG, say_silent
 
 if TYPE_CHECKING:
     from batchqueue_async.cli.commands import Arguments, Command
@@ -22,7 +22,7 @@ def _run(arguments: Arguments) -> int:
     found = processes.answers(arguments)
     for each in found:
         if each.error:
-            complain(each)
+            say_silent(each)
             continue
         before = f"process {each.said['pid']}: " if len(found) > 1 else ""
         for text in each.said["why"]:

@@ -42,6 +42,14 @@ if TYPE_CHECKING:
 _TLS = Field(of=TLS)
 _OAUTH2 = Field(of=OAUTH2)
 _TIMES = {"timeout": SECONDS, "connect_timeout": SECONDS}
+_KAFKA_LOGIN = {**LOGIN, "mechanism": choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")}
+_NATS_LOGIN = {**LOGIN, "token": SECRET, "credentials": TEXT}
+_OTLP = {
+    "endpoint": NEEDED,
+    "signal": choice("traces", "metrics", "logs"),
+    "resource": Field(of=AnyMap()),
+    "scope": TEXT,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +167,7 @@ SINKS: dict[str, Kind] = {
             "idempotent": FLAG,
             "max_batch_bytes": BYTES,
             "max_record_bytes": BYTES,
-            **LOGIN,
-            "mechanism": choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+            **_KAFKA_LOGIN,
             "transaction_timeout": SECONDS,
             "retryable": TEXTS,
             **_TIMES,
@@ -194,10 +201,7 @@ SINKS: dict[str, Kind] = {
         "OtlpSink",
         "spans, log records or metrics over OTLP by gRPC",
         {
-            "endpoint": NEEDED,
-            "signal": choice("traces", "metrics", "logs"),
-            "resource": Field(of=AnyMap()),
-            "scope": TEXT,
+            **_OTLP,
             "headers": MAP,
             "token": SECRET,
             "compression": choice("gzip", optional=True),
@@ -213,10 +217,7 @@ SINKS: dict[str, Kind] = {
         "OtlpHttpSink",
         "the same by HTTP",
         {
-            "endpoint": NEEDED,
-            "signal": choice("traces", "metrics", "logs"),
-            "resource": Field(of=AnyMap()),
-            "scope": TEXT,
+            **_OTLP,
             "compression": choice("gzip", "zstd", optional=True),
             **{name: each for name, each in _HTTP.items() if name not in ("user", "password")},
         },
@@ -286,9 +287,7 @@ SINKS: dict[str, Kind] = {
             "url": replace(TEXTS, needed=True),
             "subject": NEEDED,
             "stream": TEXT,
-            **LOGIN,
-            "token": SECRET,
-            "credentials": TEXT,
+            **_NATS_LOGIN,
             "headers": MAP,
             "retryable": WHOLES,
             **_TIMES,
@@ -448,8 +447,7 @@ SOURCES: dict[str, Kind] = {
             "stall_timeout": SECONDS,
             "ahead": WHOLE,
             "max_partition_bytes": BYTES,
-            **LOGIN,
-            "mechanism": choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+            **_KAFKA_LOGIN,
             "timeout": SECONDS,
         },
         "bootstrap",
@@ -465,9 +463,7 @@ SOURCES: dict[str, Kind] = {
             "subject": NEEDED,
             "stream": NEEDED,
             "durable": NEEDED,
-            **LOGIN,
-            "token": SECRET,
-            "credentials": TEXT,
+            **_NATS_LOGIN,
             "ack_wait": SECONDS,
             "heartbeat": SECONDS,
             "expires": SECONDS,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from batchqueue_async._support.wording import clip, closest, nearest
+from batchqueue_async._support.wording import clip, closest
 from batchqueue_async.config_file import (
     PREFIX,
     Layers,
     Section,
+    capitals,
     is_no_setting,
     place_of,
     read_document,
@@ -90,16 +90,12 @@ def _path_of(pieces: list[str], shape: Struct, content: Any) -> tuple[list[str],
         known = _names(here, content)
         if known is None:
             return path, ("names a field of what has none", f"end it with {'__'.join(pieces[:number])}")
-        found = next((name for name in known if _capitals(name) == piece), None)
+        found = next((name for name in known if capitals(name) == piece), None)
         if found is None:
             if not isinstance(here, Things) or not piece:
                 start = "__".join(pieces[:number])
-                near = closest(piece, [_capitals(name) for name in known])
-                way_out = (
-                    f"{nearest(piece, [_capitals(name) for name in known])}"
-                    if near
-                    else "unset it, or see the reference of the file"
-                )
+                near = closest(piece, [capitals(name) for name in known])
+                way_out = f"did you mean {near}?" if near else "unset it, or see the reference of the file"
                 return path, (f"sets {clip(piece)!r}, which is not a field{f' of {start}' if start else ''}", way_out)
             found = piece.lower()
         path.append(found)
@@ -137,7 +133,3 @@ def _inner(shape: Shape | Rule, name: str, content: Any) -> Shape | Rule:
 
 
 _ANY = Shape()
-
-
-def _capitals(name: str) -> str:
-    return re.sub("[^A-Z0-9]", "_", name.upper())

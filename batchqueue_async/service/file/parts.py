@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import MISSING, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from batchqueue_async._support.checks import Bytes, Choice, Flag, Real, Rule, Seconds, Whole
-from batchqueue_async.export.policies import (
-    ADAPTIVE_RULES,
-    BATCH_RULES,
-    BREAKER_RULES,
-    BUDGET_RULES,
-    FAILOVER_RULES,
-    RATE_RULES,
-    RETRY_RULES,
-    SPLIT_RULES,
-    AdaptivePolicy,
-    BatchPolicy,
-    BreakerPolicy,
-    FailoverPolicy,
-    RatePolicy,
-    RetryBudget,
-    RetryPolicy,
-    SplitPolicy,
-)
+from batchqueue_async._support.checks import Bytes, Choice, Flag, Rule, Seconds, Whole
+from batchqueue_async.export import policies
 from batchqueue_async.service.file.rules import SecretText, Text, TextMap, Texts, Wholes
 from batchqueue_async.service.file.shapes import Field, Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 _ENTRY = re.compile(r"^ {4}(?P<name>[a-z_0-9]+): (?P<text>.*(?:\n {8}.*)*)", re.MULTILINE)
 
@@ -69,64 +52,51 @@ def fields_of(
     }
 
 
-def policy(kind: type, rules: Mapping[str, Rule], what: str, *, optional: bool = False, **others: Any) -> Struct:
+def _policy(kind: type, rules: Mapping[str, Rule], what: str, *, optional: bool = False, **others: Any) -> Struct:
     """A policy as a mapping of its fields."""
     return Struct(fields=fields_of(kind, rules, **others), make=kind, what=what, optional=optional)
 
 
-def _retry(**values: Any) -> RetryPolicy:
-    given: Any = values.get("budget")
-    if isinstance(given, dict):
-        values["budget"] = RetryBudget(**cast("dict[str, Any]", given))
-    return RetryPolicy(**values)
-
-
-def _number(name: str) -> Any:
-    """A whole number stands for a policy with that field alone."""
-
-    def of(value: Any) -> dict[str, Any] | None:
-        return {name: value} if isinstance(value, int) and not isinstance(value, bool) else None
-
-    return of
-
-
-BATCH = Struct(
-    fields=fields_of(BatchPolicy, BATCH_RULES), make=BatchPolicy, what="batch policy", shorthand=_number("max_records")
-)
-OPTIONAL_BATCH = Struct(
-    fields=BATCH.fields, make=BatchPolicy, what=BATCH.what, shorthand=BATCH.shorthand, optional=True
-)
-BUDGET = policy(RetryBudget, BUDGET_RULES, "retry budget", optional=True)
-RETRY = Struct(fields=fields_of(RetryPolicy, RETRY_RULES, budget=BUDGET), make=_retry, what="retry policy")
-BREAKER = policy(BreakerPolicy, BREAKER_RULES, "breaker policy")
-RATE = policy(RatePolicy, RATE_RULES, "rate policy")
-ADAPTIVE = policy(AdaptivePolicy, ADAPTIVE_RULES, "adaptive policy", optional=True)
-SPLIT = policy(SplitPolicy, SPLIT_RULES, "split policy", optional=True, without=("prepare",))
-FAILOVER = policy(FailoverPolicy, FAILOVER_RULES, "failover policy", optional=True)
-
-POLICIES: dict[str, type] = {
-    "batch": BatchPolicy,
-    "budget": RetryBudget,
-    "breaker": BreakerPolicy,
-    "rate": RatePolicy,
-    "adaptive": AdaptivePolicy,
-    "split": SplitPolicy,
-    "failover": FailoverPolicy,
-}
-"""The classes of what a mapping of these names stands for."""
-
-
 def make_policies(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same values, with the policies among them as objects."""
-    made: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and name in ("retry", "reconnect"):
-            made[name] = _retry(**value)
-        elif isinstance(value, dict) and name in POLICIES:
-            made[name] = POLICIES[name](**value)
-        else:
-            made[name] = value
-    return made
+    return {
+        name: _POLICIES[name](**value) if isinstance(value, dict) and name in _POLICIES else value
+        for name, value in values.items()
+    }
+
+
+def _retry(**values: Any) -> policies.RetryPolicy:
+    return policies.RetryPolicy(**make_policies(values))
+
+
+# What makes the object that a mapping of this name stands for.
+_POLICIES: dict[str, Callable[..., Any]] = {
+    "batch": policies.BatchPolicy,
+    "retry": _retry,
+    "reconnect": _retry,
+    "budget": policies.RetryBudget,
+    "breaker": policies.BreakerPolicy,
+    "rate": policies.RatePolicy,
+    "adaptive": policies.AdaptivePolicy,
+    "split": policies.SplitPolicy,
+    "failover": policies.FailoverPolicy,
+}
+
+
+def _most_records(value: Any) -> dict[str, Any] | None:
+    """A whole number stands for a batch policy with that limit alone."""
+    return {"max_records": value} if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+BATCH = replace(_policy(policies.BatchPolicy, policies.BATCH_RULES, "batch policy"), shorthand=_most_records)
+OPTIONAL_BATCH = replace(BATCH, optional=True)
+BUDGET = _policy(policies.RetryBudget, policies.BUDGET_RULES, "retry budget", optional=True)
+RETRY = replace(_policy(policies.RetryPolicy, policies.RETRY_RULES, "retry policy", budget=BUDGET), make=_retry)
+BREAKER = _policy(policies.BreakerPolicy, policies.BREAKER_RULES, "breaker policy")
+RATE = _policy(policies.RatePolicy, policies.RATE_RULES, "rate policy")
+ADAPTIVE = _policy(policies.AdaptivePolicy, policies.ADAPTIVE_RULES, "adaptive policy", optional=True)
+SPLIT = _policy(policies.SplitPolicy, policies.SPLIT_RULES, "split policy", optional=True, without=("prepare",))
+FAILOVER = _policy(policies.FailoverPolicy, policies.FAILOVER_RULES, "failover policy", optional=True)
 
 
 def _tls(value: Any) -> dict[str, Any] | None:
@@ -167,7 +137,6 @@ WHOLE = Field(of=Whole())
 BYTES = Field(of=Bytes())
 SECONDS = Field(of=Seconds())
 FLAG = Field(of=Flag())
-NUMBER = Field(of=Real())
 WHOLES = Field(of=Wholes())
 
 

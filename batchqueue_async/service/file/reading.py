@@ -15,7 +15,7 @@ from batchqueue_async.service.file.layers import read_layers
 from batchqueue_async.service.file.rules import is_reference
 from batchqueue_async.service.file.schema import FILE
 from batchqueue_async.service.file.shapes import Reader
-from batchqueue_async.service.file.spec import ServiceSpec
+from batchqueue_async.service.file.spec import SECTIONS, ServiceSpec
 from batchqueue_async.sinks.secrets import Secret
 
 if TYPE_CHECKING:
@@ -135,17 +135,14 @@ def _names_in(section: Any) -> list[str]:
 
 
 class _Links:
-    """What names what: everything that is named is there, everything that is there is used, nothing runs in circles."""
+    """What names what: everything that is named is there, no two share what belongs to one."""
 
     def __init__(self, reader: Reader, spec: ServiceSpec) -> None:
         self._reader = reader
         self._spec = spec
         content: Any = spec.content
         # A thing that could not be read is there all the same: it has its own faults already.
-        self._names: dict[str, list[str]] = {
-            section: _names_in(content.get(section))
-            for section in ("sources", "queues", "exporters", "sinks", "pipelines")
-        }
+        self._names: dict[str, list[str]] = {section: _names_in(content.get(section)) for section in SECTIONS}
 
     def check(self) -> None:
         spec = self._spec
@@ -155,7 +152,9 @@ class _Links:
             self._known(f"queues.{name}", queue, "exporter", "exporters")
             for each in queue.values.get("feeds", ()):
                 self._is_known(f"queues.{name}.feeds", queue.place("feeds"), each, self._names["queues"], "queue")
-        self._circles()
+            if name in queue.values.get("feeds", ()):
+                rule, way_out = "names the queue itself", "name only other queues"
+                self._reader.fault(f"queues.{name}.feeds", queue.place("feeds"), rule, way_out)
         for name, exporter in spec.exporters.items():
             self._exporter(name, exporter)
         for name in set(self._names["queues"]) & set(self._names["exporters"]):
@@ -198,13 +197,6 @@ class _Links:
                 return
             seen.append(further)
             here = self._spec.exporters.get(further)
-
-    def _circles(self) -> None:
-        feeds = {name: list(queue.values.get("feeds", ())) for name, queue in self._spec.queues.items()}
-        for name, queue in self._spec.queues.items():
-            if name in feeds[name]:
-                rule, way_out = "names the queue itself", "name only other queues"
-                self._reader.fault(f"queues.{name}.feeds", queue.place("feeds"), rule, way_out)
 
     def _shared_sinks(self) -> None:
         """A sink belongs to one exporter, which opens and closes it."""

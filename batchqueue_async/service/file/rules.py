@@ -60,7 +60,7 @@ class Text(Rule):
 class SecretText(Rule):
     """A credential, which a file only refers to: `env:NAME` or `file:/path`."""
 
-    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - as `Rule.judge` has it
         """It is a reference."""
         if not is_reference(value):
             yield Problem("is not a reference", "write env:NAME or file:/path, never the secret itself", value="")
@@ -149,7 +149,7 @@ class Registered(Rule):
             way_out = (
                 f"register it in code with @app.{self.what}('name'), name it here, and run with --app module:app"
                 if shown
-                else f"write {name}: the name that @app.{self.what}('name') gave it"
+                else f"write {name}: {', '.join([*self.built_in, ''])}the name that @app.{self.what}('name') gave it"
             )
             yield Problem(f"is not the name of a {self.what.replace('_', ' ')}", way_out)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from batchqueue_async._support.checks import Problem, Rule, UnreadableError
@@ -107,7 +108,7 @@ class Struct(Shape):
         before = len(reader.faults)
         values = self._values(reader, path, origin, section)
         if self.make is not None and len(reader.faults) == before:
-            self._check_together(reader, path, origin, section, values)
+            self._check_together(reader, path, origin, section, partial(self.make, **values))
         return values
 
     def _values(self, reader: Reader, path: str, origin: str, section: Mapping[Any, Any]) -> dict[str, Any]:
@@ -134,12 +135,12 @@ class Struct(Shape):
             closest(name, [each for each in section if isinstance(each, str) and each not in self.fields]) is not None
         )
 
+    @staticmethod
     def _check_together(
-        self, reader: Reader, path: str, origin: str, section: Mapping[Any, Any], values: dict[str, Any]
+        reader: Reader, path: str, origin: str, section: Mapping[Any, Any], make: Callable[[], Any]
     ) -> None:
-        assert self.make is not None  # noqa: S101 - the caller has looked
         try:
-            self.make(**values)
+            make()
         except ConfigError as error:
             for each in error.faults or (None,):
                 name = "" if each is None else each.path

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from batchqueue_async.service.file.shapes import Located
 
+SECTIONS = ("sources", "queues", "exporters", "sinks", "pipelines")
+"""Those whose things have names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
@@ -51,7 +54,7 @@ class ServiceSpec:
 
     def things(self) -> Iterator[tuple[str, str, Located]]:
         """Everything that has a name: its section, its name, what was read."""
-        for section in ("sources", "queues", "exporters", "sinks", "pipelines"):
+        for section in SECTIONS:
             for name, each in getattr(self, section).items():
                 yield section, name, each
 
@@ -63,6 +66,6 @@ class ServiceSpec:
             >>> ServiceSpec(name="orders", file=Path("orders.yaml")).counts()
             'nothing'
         """
-        counts = {each: len(getattr(self, each)) for each in ("sources", "queues", "exporters", "sinks", "pipelines")}
+        counts = {each: len(getattr(self, each)) for each in SECTIONS}
         said = [f"{count} {name if count != 1 else name[:-1]}" for name, count in counts.items() if count]
         return ", ".join(said) or "nothing"
