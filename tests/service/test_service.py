@@ -648,6 +648,7 @@ class Asked:
         self.asked.set()
 
 
+@pytest.mark.real_time(one_loop=True)
 @pytest.mark.parametrize(
     ("more", "code", "reason"),
     [("", 0, "done"), ("", 3, "pipeline p failed"), ("queues: {q: {handler: rows}}\n", 3, "pipeline p failed")],
@@ -662,6 +663,7 @@ async def test_pipelines_end_a_service(app, monkeypatch, more, code, reason):
     assert service.report.code == code
 
 
+@pytest.mark.real_time(one_loop=True)
 async def test_a_pipeline_that_is_done_does_not_end_what_else_runs(app, monkeypatch):
     pipeline = Pipeline()
     ran = threading.Event()
