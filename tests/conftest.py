@@ -63,6 +63,11 @@ def pytest_asyncio_loop_factories(
     return {"virtual": partial(VirtualTimeLoop, time_limit=TIME_LIMIT)}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # A campaign goes round by round: wherever it is ended, each scenario has been run equally often.
+    items.sort(key=lambda item: item.callspec.params.get("repetition", 0) if hasattr(item, "callspec") else 0)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     with untraced() if item.get_closest_marker("untraced") else contextlib.nullcontext():

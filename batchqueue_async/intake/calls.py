@@ -73,11 +73,6 @@ class SingleCall:
     def __init__(self, handler: Callable[[Message], Awaitable[Any]]) -> None:
         self.handler = handler
 
-    async def __call__(self, batch: Sequence[Message]) -> Rejected:
-        """Handle a batch of one."""
-        answer = await self.handler(batch[0])
-        return NOTHING if answer is None else rejected_of(answer, 1)
-
 
 class BatchCall:
     """An async function of a batch, whose answer may reject some of it."""
@@ -150,7 +145,7 @@ def rejected_of(answer: object, count: int) -> Rejected:
 
 def make_call(
     owner: str, handler: Any, batch: BatchPolicy | None, *, decoded: bool
-) -> tuple[HandlerCall, BatchPolicy | None]:
+) -> tuple[SingleCall | HandlerCall, BatchPolicy | None]:
     """How to call this handler, and with which batches; None is a message at a time.
 
     Raises:

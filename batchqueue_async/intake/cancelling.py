@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 
-def asked_for() -> bool:
-    """Whether somebody has cancelled the task that runs.
+def asked_for(error: BaseException) -> bool:
+    """Whether an error is the cancellation of the task that runs, which somebody has asked for.
 
     Clients cancel their own futures when a connection goes, and whoever waits for one gets a `CancelledError`. In a
     task that nobody has cancelled it is an error like any other: to pass it on would end the task without a word.
@@ -17,10 +17,12 @@ def asked_for() -> bool:
         ...     lost.cancel()
         ...     try:
         ...         await lost
-        ...     except asyncio.CancelledError:
-        ...         return asked_for()
+        ...     except asyncio.CancelledError as error:
+        ...         return asked_for(error)
         >>> asyncio.run(main())
         False
     """
+    if not isinstance(error, asyncio.CancelledError):
+        return False
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -214,6 +214,7 @@ class Consumer:
             prefetch=plan.prefetch,
             prefetch_bytes=plan.prefetch_bytes,
             batch=None if isinstance(self._call, SingleCall) else self._batch,
+            runs=plan.run > 0,
             decode=None if config.decode is None else Decoder(config.decode),
             order=ordered_by if callable(ordered_by) else self._key_order(),
             everything_ordered=plan.order == "function" and not callable(ordered_by),
@@ -345,7 +346,7 @@ class Consumer:
             self._say("intake_refused", error)
             return None
         except (Exception, asyncio.CancelledError) as error:  # a client raises anything: an outage, and tried again
-            if isinstance(error, asyncio.CancelledError) and asked_for():
+            if asked_for(error):
                 raise
             self._say("intake_not_connected", error)
             self._begun()
@@ -376,7 +377,7 @@ class Consumer:
         try:
             await self._read(session)
         except (Exception, asyncio.CancelledError) as error:  # however it ended, it is over, and another one is made
-            if isinstance(error, asyncio.CancelledError) and asked_for():
+            if asked_for(error):
                 raise
             self._say("intake_disconnected", error)
         finally:
@@ -402,6 +403,7 @@ class Consumer:
                 self._last_message = self._loop.time()
                 self._unwell = None
                 pool.accept(taken)
+                taken = ()  # what is done is not kept while we wait for more
             elif self._phase == "draining":
                 self._reads_dry = True
                 return
@@ -419,7 +421,7 @@ class Consumer:
             async with asyncio.timeout(_END_TIMEOUT):
                 await session.end()
         except (Exception, asyncio.CancelledError) as error:  # it should not raise; it is over either way
-            if isinstance(error, asyncio.CancelledError) and asked_for():
+            if asked_for(error):
                 raise
             log.warning("session_end_failed", consumer=self.name, **log.describe(error))
         if self._session is session:
@@ -487,7 +489,7 @@ class Consumer:
                 commits=counts.commits,
                 keys=pool.keys,
                 lag=None if session is None else session.lag(),
-                oldest_in_flight=pool.oldest_in_flight(now),
+                oldest_in_flight=pool.workers.oldest(now),
                 last_message=None if self._last_message is None else now - self._last_message,
                 last_outcome=None if pool.last_outcome is None else now - pool.last_outcome,
                 last_error=pool.last_error or self._last_error,
@@ -509,7 +511,7 @@ class Consumer:
         letters could not be published or the downstream has refused for that long. A pause of the user's is healthy.
         """
         check_timeout(self._owner, stall, name="stall")
-        if self._phase in {"new", "closed"} or self._forked or self._pool.broken:
+        if self._phase in {"new", "closed"} or self._forked or self._pool.workers.broken:
             return False
         supervisor = self._supervisor
         if supervisor is None or (supervisor.done() and self._phase != "draining"):

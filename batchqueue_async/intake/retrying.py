@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from batchqueue_async.export.policies import RetryPolicy
     from batchqueue_async.intake.ports import Delivery, Epoch, Reason
 
-ALONE_STEP = 8
-"""A batch that failed as a whole comes again in parts of at most this share of it: 500, 62, 7, 1."""
-
 
 class HandlerTimeoutError(RetryableError):
     """The handler took longer than `handler_timeout`, and was cancelled."""

@@ -137,7 +137,7 @@ class Settlement:
                 await session.settle(Outcomes([*acked, *given_up] if given_up else acked, released, kept))
         except (Exception, asyncio.CancelledError) as error:  # a client raises anything; the workers go on
             self._account([], [], [], [*stale, *acked, *released, *given_up])
-            if isinstance(error, asyncio.CancelledError) and asked_for():
+            if asked_for(error):
                 raise
             self._counts.settle_errors += 1
             log.warning("settling_failed", consumer=self._name, count=len(acked), **log.describe(error))
@@ -228,7 +228,7 @@ class Settlement:
             try:
                 await session.forward(delivery, outcome)
             except (Exception, asyncio.CancelledError) as error:  # a client raises anything, and the message is kept
-                if isinstance(error, asyncio.CancelledError) and asked_for():
+                if asked_for(error):
                     raise
                 tries += 1
                 self._counts.forward_errors += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 
 import pytest
 
@@ -625,3 +627,102 @@ def test_in_65_what_is_asked_for_fits_into_the_bound_by_bytes(size):
     assert portion.most(500, room) == max(1, min(500, room // size))
     portion.took(1, 4 * size)  # the next ones are larger
     assert portion.most(500, room) == max(1, min(500, room // (4 * size)))
+
+
+class Run:
+    """Neighbouring messages as one delivery, as the lane to Kafka gives them to a batch handler."""
+
+    attempt = 1
+
+    def __init__(self, messages):
+        self.messages = messages
+        self.epoch, self.order = messages[0].epoch, messages[0].order
+        self.size = sum(each.size for each in messages)
+        self.count, self.taken = len(messages), 0.0
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, place):
+        return self.messages[place]
+
+    def split(self):
+        return self.messages
+
+
+class InRuns:
+    """A lane to a broker in memory that gives runs of so many messages."""
+
+    def __init__(self, broker, plan, length):
+        self.inner, self.length = broker.lane(plan), length
+        self.retries, self.counts_held = self.inner.retries, self.inner.counts_held
+
+    async def connect(self):
+        return InRunsSession(await self.inner.connect(), self.length)
+
+
+class InRunsSession:
+    def __init__(self, inner, length):
+        self.inner, self.length = inner, length
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    async def take(self, room):
+        found = await self.inner.take(room)
+        return [Run(found[at : at + self.length]) for at in range(0, len(found), self.length)]
+
+    async def settle(self, outcomes):
+        acked, released = (
+            [each for unit in units for each in (unit.messages if isinstance(unit, Run) else [unit])]
+            for units in (outcomes.acked, outcomes.released)
+        )
+        await self.inner.settle(outcomes._replace(acked=acked, released=released))
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, 9])
+async def test_in_66_a_batch_is_of_messages_however_short_its_runs_are(count, length):
+    broker, batches, failed = FakeBroker(), [], []
+
+    async def handle(batch):
+        batches.append([each.body for each in batch])
+        if not failed and len(batches) > 2:
+            failed.extend(batch)
+            raise OSError("once")  # so that single messages come next to runs
+
+    # Of several workers: with one alone all messages are one lane of the pool's, and no lane gives runs.
+    consumer = broker.consumer(handle, workers=2, batch=bq.BatchPolicy(max_records=4, linger=0.0), retry=FAST)
+    assert consumer.plan.run == 4
+    consumer.use_lane(lambda plan: InRuns(broker, plan, length))
+    async with consumer:
+        broker.publish(*bodies(count))
+        await broker.drained()
+        stats = consumer.stats()
+    assert {body for batch in batches for body in batch} == set(bodies(count))
+    assert stats.failures == len(failed)
+    assert (stats.acked, stats.dead_lettered) == (count, 0)
+    assert broker.violations == []
+
+
+@pytest.mark.parametrize("batch", [None, bq.BatchPolicy(max_records=8, linger=0.0)])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_in_67_nothing_is_kept_of_what_is_done(kind, batch):
+    """Nor of a batch that failed when its connection had gone, though it was to come again in smaller ones."""
+    broker = FakeBroker(kind)
+    seen = []
+
+    async def handle(given):
+        seen.extend(weakref.ref(each) for each in ([given] if batch is None else given))
+        await asyncio.sleep(1)
+        if broker.connections == 1:
+            broker.reset()
+            raise OSError("the same outage")
+
+    broker.publish(*bodies(8))
+    async with broker.consumer(handle, workers=2, batch=batch):
+        await broker.drained()
+        await asyncio.sleep(1)
+        gc.collect()
+        assert len(seen) >= 8
+        assert [each() for each in seen if each() is not None] == []

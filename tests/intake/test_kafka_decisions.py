@@ -151,14 +151,6 @@ def test_in_48_records_that_come_before_the_assignment_is_announced_belong_to_it
     assert made.due({A: 8, B: 3}) == {A: 7, B: 3}
 
 
-def test_a_lost_partition_is_not_read_and_not_committed():
-    made = assignment((A, B))
-    made.lose([A, Place("other", 9)])
-    assert made.part(A).epoch.over
-    assert made.offered() == [B]
-    assert made.due({A: 5, B: 5}) == {B: 5}
-
-
 # --- commits
 
 
@@ -173,7 +165,6 @@ def test_nothing_is_committed_twice_and_the_points_belong_to_their_assignment():
     made.committed({A: 5}, {A: made.part(A)})
     assert made.due({A: 5}) == {}
     assert made.due({A: None}) == {}
-    assert made.held == 0
 
 
 def test_in_39_only_the_position_counts_what_is_no_record():

@@ -112,13 +112,6 @@ class Assignment:
             if self._parts.get(part.place) is part:
                 del self._parts[part.place]
 
-    def lose(self, places: Iterable[tuple[str, int]]) -> None:
-        """Partitions are another's without a word: end their epochs, and take nothing more of them."""
-        for place in places:
-            part = self._parts.get(cast("Place", place))
-            if part is not None:
-                part.epoch.end()
-
     # --- room
 
     def offered(self) -> list[Place]:
@@ -170,8 +163,3 @@ class Assignment:
         """The broker has these points; `parts` are the assignments that they were computed from."""
         for place, point in points.items():
             parts[place].committed = point
-
-    @property
-    def held(self) -> int:
-        """Messages without an outcome, in all partitions."""
-        return sum(part.held for part in self._parts.values())

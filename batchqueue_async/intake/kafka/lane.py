@@ -96,8 +96,6 @@ class KafkaLane:
         self._counts = counts
         self._cluster = cluster
         self._plan = plan
-        # The one that is in use, or was last: its counts outlive it.
-        self.session: KafkaSession | None = None
 
     async def connect(self) -> KafkaSession:
         """Find the brokers and the topics, join the group.
@@ -127,7 +125,6 @@ class KafkaLane:
             if isinstance(error, Exception):
                 raise client.translate_error(where, error) from None
             raise
-        self.session = session
         return session
 
     def _limits(self) -> Limits:

@@ -345,7 +345,7 @@ class KafkaSession:
         try:
             await self.consumer.commit({client.partition_of(*place): point for place, point in points.items()})
         except (Exception, asyncio.CancelledError) as error:  # a commit that fails is counted, and the work goes on
-            if isinstance(error, asyncio.CancelledError) and asked_for():
+            if asked_for(error):
                 raise
             self._counts.settle_errors += 1
             log.warning(

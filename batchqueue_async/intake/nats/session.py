@@ -47,7 +47,6 @@ class NatsSession:
         self._client = client
         self._plan = plan
         self._stream = stream
-        self._durable = durable
         self._ack_wait = ack_wait
         self._expires = expires
         self._heartbeat = heartbeat
