@@ -51,4 +51,5 @@ def main(home: Path, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "output"), int(sys.argv[2]) if len(sys.argv) > 2 else 200)  # noqa: PLR2004
+    given = sys.argv[1:]
+    main(Path(given[0] if given else "output"), int(given[1]) if given[1:] else 200)

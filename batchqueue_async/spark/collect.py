@@ -139,8 +139,8 @@ def _as_spark_says(error: BaseException) -> BaseException:
         return error
     try:
         with need("pyspark.errors.exceptions.captured").unwrap_spark_exception():
-            raise error  # noqa: TRY301 - to be converted
-    except Exception as converted:  # noqa: BLE001 - the one or the other
+            raise error  # noqa: TRY301 - raised so that PySpark converts it
+    except Exception as converted:  # noqa: BLE001 - its class is what PySpark decides
         return converted
 
 

@@ -56,7 +56,7 @@ class ExporterRoute(Route):
             users.count += 1
         self._opened = True
 
-    async def send(self, rows: Sequence[Any], keys: Sequence[str] | None) -> None:  # noqa: ARG002 - it makes its own
+    async def send(self, rows: Sequence[Any], keys: Sequence[str] | None) -> None:  # noqa: ARG002 - the exporter makes its own keys
         """Give rows to the exporter."""
         await self.exporter.consume(rows)
 

@@ -86,7 +86,7 @@ class HandlerRoute(Route):
         consume = getattr(handler, "consume", handler)
         self._handle = cast("Callable[[Sequence[Any]], Awaitable[object]]", consume)
 
-    async def send(self, rows: Sequence[Any], keys: Sequence[str] | None) -> None:  # noqa: ARG002 - for sinks
+    async def send(self, rows: Sequence[Any], keys: Sequence[str] | None) -> None:  # noqa: ARG002 - a handler takes no keys
         """Call the handler."""
         await self._handle(rows)
 
@@ -148,7 +148,7 @@ class StagedRoute(SinkRoute):
         self.transactional = self.keyed = False
         self.isolates = needs_of(sink).atomic  # else a send that was refused may have left something
 
-    def may_pass(self, error: Exception) -> bool:  # noqa: ARG002 - none may
+    def may_pass(self, error: Exception) -> bool:  # noqa: ARG002 - of no error
         """A part is one transaction, of which a failed send may have left something: its task begins anew."""
         return False
 

@@ -301,10 +301,10 @@ class _Rows:
     def columns(self, batch: Any) -> list[list[Any]]:
         return columns(batch, self._variant)
 
-    def tuples(self, batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG002 - as all of them
+    def tuples(self, batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG002 - plain values refuse no row
         return list(zip(*self.columns(batch), strict=True)) if batch.num_columns else [()] * batch.num_rows
 
-    def dicts(self, batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG002 - as all of them
+    def dicts(self, batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG002 - plain values refuse no row
         names = batch.schema.names
         if not names:
             return [{} for _ in range(batch.num_rows)]

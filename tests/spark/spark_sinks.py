@@ -163,12 +163,16 @@ class Reading(msgspec.Struct):
     name: str = ""
 
 
+def note(path, batch):
+    with Path(path).open("a") as file:
+        file.writelines(f"{each!r}\n" for each in batch)
+
+
 def types_into_a_file(options):
     """A handler that notes what it was given."""
 
     async def handle(batch):
-        with Path(options["path"]).open("a") as file:  # noqa: ASYNC230
-            file.writelines(f"{each!r}\n" for each in batch)
+        note(options["path"], batch)
 
     return handle
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,10 @@ def select(path):
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchall():
             return []
         return [row[0] for row in database.execute("SELECT value FROM rows ORDER BY value")]
+
+
+def has_more(path, rows):
+    return len(select(path)) > rows
 
 
 def wait_for(condition, process=None, timeout=600):
@@ -95,8 +100,7 @@ def test_a_driver_killed_at_random_points_leaves_exact_rows(tmp_path):
             driver.go()
             following = Driver(tmp_path, str(number + 1))  # starts Spark while the other one writes
             if chance.random() < 0.7:  # in the most cases after it wrote something, so that the campaign gets on
-                before = found
-                wait_for(lambda: len(select(path)) > before, driver.process)  # noqa: B023
+                wait_for(partial(has_more, path, found), driver.process)
             time.sleep(chance.uniform(0.0, 0.6))  # the point of the kill is the chance: nothing waits for this
             kill(driver.process)
             points[point_of(tmp_path)] += 1
@@ -105,10 +109,11 @@ def test_a_driver_killed_at_random_points_leaves_exact_rows(tmp_path):
             assert len(rows) % ROWS_PER_BATCH == 0, "a part of a batch is in"
             assert len(rows) >= found
             found = len(rows)
+            # With `pytest -s`: how far a campaign is, also one that is cut off.
+            print(f"{number + 1} of {KILLS} kills, {found} rows; killed {dict(points)}", flush=True)  # noqa: T201 - of a campaign
     finally:
         kill(driver.process)
         kill(following.process)
-    print(f"{KILLS} kills, {found} rows; killed {dict(points)}")  # noqa: T201 - with `pytest -s` the campaign tells
     assert found > 0
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -136,7 +137,7 @@ def test_s_1_writes_at_once_are_named_or_refused(spark, tmp_path):
 
     refused = []
 
-    def fan_out(sinks, frame, number, named):
+    def fan_out(sinks, named, frame, number):
         def write(place):
             options = {"part": f"half-{place}"} if named else {}
             try:
@@ -154,7 +155,7 @@ def test_s_1_writes_at_once_are_named_or_refused(spark, tmp_path):
     stream = files(spark, tmp_path / "in", 1, 10)
     for names, named in ((("out.db", "out.db"), True), (("0.db", "1.db"), False), (("out.db", "out.db"), False)):
         sinks = two(*names)
-        run(stream, lambda *batch: fan_out(sinks, *batch, named), tmp_path / f"{names[0]} {named}")  # noqa: B023
+        run(stream, partial(fan_out, sinks, named), tmp_path / f"{names[0]} {named}")
         for sink in sinks:
             sink.close()
         assert len(refused) == (names[0] == names[1] and not named)

@@ -58,8 +58,8 @@ def test_reports_that_spark_brings_late_are_counted(spark, tmp_path):
 
     class Slow(StreamingQueryListener):
         def onQueryStarted(self, event): ...  # noqa: N802 - Spark's name
-        def onQueryTerminated(self, event): ...  # noqa: N802
-        def onQueryProgress(self, event):  # noqa: N802
+        def onQueryTerminated(self, event): ...  # noqa: N802 - Spark's name
+        def onQueryProgress(self, event):  # noqa: N802 - Spark's name
             ended.wait(LIMIT)
 
     slow = Slow()

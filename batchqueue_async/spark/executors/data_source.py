@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +41,12 @@ from batchqueue_async.spark.run_reports import RunReport, add_report
 from batchqueue_async.spark.writes.write_notes import IS_IN, rewound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
     from pyspark.sql.types import StructType
+
+    from batchqueue_async.sinks.base import Sink
 else:  # PySpark 4.0 has it not; streamWriter says so
     StreamArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
 
@@ -73,11 +76,11 @@ class BatchQueueDataSource(DataSource):
         """The name of the format."""
         return "batchqueue"
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - the API's
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's API
         """The writer of a batch job."""
         return BatchWriter(*_checked(self.options, schema, overwrite=overwrite))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802 - the same
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802 - Spark's API
         """The writer of a streaming query."""
         if not hasattr(datasource, "DataSourceStreamArrowWriter"):
             raise ConfigError(
@@ -115,7 +118,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Publish what the tasks staged."""
         publish(self.options, self.key, messages, self.schema)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - its key is known
         """Drop what the tasks staged; Spark does not repeat the job under this key."""
         discard(self.options, self.key, for_good=True)
 
@@ -132,13 +135,13 @@ class StreamWriter(StreamArrowWriter):
         run = _context().getLocalProperty("spark.jobGroup.id") or ""
         return PartWritten(worker(self.options).write(_attempt(_stream_key()), iterator, self.schema, run=run))
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the base class's name
         """Publish what the tasks of the micro-batch staged."""
         key = _key_of(messages, batchId)
         if key is not None:
             publish(self.options, key, messages, self.schema)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the base class's name
         """Drop what the tasks of the micro-batch staged, if one of them came far enough to name the query."""
         key = _key_of(messages, batchId)
         if key is not None:
@@ -174,9 +177,8 @@ def _stream_key() -> BatchKey:
     return BatchKey(query, int(batch))
 
 
-def _staging(options: Options) -> StagingSink | None:
+def _staging(read: WriteOptions) -> StagingSink | None:
     """The sink, if tasks stage in it; an exporter sends to it at once."""
-    read = read_options(options)
     sink = read.make()
     return sink if isinstance(sink, StagingSink) and read.export is None else None
 
@@ -186,10 +188,10 @@ def publish(
 ) -> bool:
     """Make a batch visible; False if it had been before."""
     parts = _parts(messages)
-    read, sink = read_options(options), _staging(options)
+    read = read_options(options)
     letters = _letters(read, key, parts)
     attempts = [part.attempt for part in parts]
-    fresh = asyncio.run(_publish(sink, key, attempts, schema, letters))
+    fresh = asyncio.run(_publish(_staging(read), key, attempts, schema, letters))
     rows = sum(part.rows for part in parts)
     dead_rows = sum(part.dead_rows for part in parts) + (0 if letters is None else letters.count)
     if not fresh:
@@ -244,22 +246,29 @@ async def _publish(
 async def _publish_once(
     sink: StagingSink | None, key: BatchKey, attempts: Sequence[Attempt], letters: LettersOfBatch | None
 ) -> bool:
-    sifts = letters is not None and isinstance(sink, SiftingSink)
-    if letters is not None and not sifts:
-        if sink is not None and letters.some and await _is_past(sink, key):
-            raise rewound("format batchqueue", key)
-        await letters.publish([])
     if sink is None:
+        if letters is not None:
+            await letters.publish([])
         return True
-    if letters is not None and isinstance(sink, SiftingSink):
+    if letters is None:
+        fresh = await sink.publish(key, attempts)
+    elif isinstance(sink, SiftingSink):
         fresh = await sink.publish_sifted(key, attempts, lambda refused: asyncio.run(letters.publish(refused)))
     else:
-        fresh = await sink.publish(key, attempts)
-    if not fresh and await _is_past(sink, key):
-        raise rewound("format batchqueue", key)
-    if not fresh and letters is not None and sifts:
-        await letters.publish([])  # they are in as well: what was staged again goes
+        if letters.some:
+            await _check_not_past(sink, key)
+        await letters.publish([])
+        return await _publish_once(sink, key, attempts, None)
+    if not fresh:
+        await _check_not_past(sink, key)
+        if letters is not None:
+            await letters.publish([])  # they are in as well: what was staged again goes
     return fresh
+
+
+async def _check_not_past(sink: StagingSink, key: BatchKey) -> None:
+    if await _is_past(sink, key):
+        raise rewound("format batchqueue", key)
 
 
 async def _is_past(sink: StagingSink, key: BatchKey) -> bool:
@@ -268,28 +277,32 @@ async def _is_past(sink: StagingSink, key: BatchKey) -> bool:
         return sink.is_published(key._replace(number=key.number + 1))
     if not isinstance(sink, LedgerSink):
         return False
-    try:
-        await sink.open()
+    async with _opened(sink):
         notes = await sink.delivered()
-    finally:
-        await sink.close()
     return any(note.key.source == key.source and note.key.number > key.number for note in notes)
 
 
 async def _declare(sink: object, schema: Any) -> None:
     if schema is None or not isinstance(sink, DeclaringSink):
         return
+    async with _opened(sink):
+        await sink.declare(schema)
+
+
+@asynccontextmanager
+async def _opened(sink: Sink) -> AsyncGenerator[None]:
     try:
         await sink.open()
-        await sink.declare(schema)
+        yield
     finally:
         await sink.close()
 
 
 def discard(options: Options, key: BatchKey, *, for_good: bool = False) -> None:
     """Drop what was staged for a batch; `for_good` where it never comes again."""
-    asyncio.run(_discard(_staging(options), key, for_good=for_good))
-    asyncio.run(_discard(read_options(options).letters(), letters_key(key), for_good=for_good))
+    read = read_options(options)
+    asyncio.run(_discard(_staging(read), key, for_good=for_good))
+    asyncio.run(_discard(read.letters(), letters_key(key), for_good=for_good))
     log.warning("spark_batch_aborted", batch=str(key))
 
 

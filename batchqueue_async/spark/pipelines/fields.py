@@ -71,7 +71,7 @@ class Text(Rule):
 class SecretText(Text):
     """A credential, which a file only refers to: `env:NAME` or `file:/path`."""
 
-    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - only some rules name the field
         """It is a reference."""
         if not is_reference(value):
             yield Problem("is not a reference", "write env:NAME or file:/path, never the secret itself", value="")
@@ -81,7 +81,7 @@ class SecretText(Text):
 class Name(Text):
     """A name that SQL can use without quotes."""
 
-    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - only some rules name the field
         """It is letters, digits and underscores."""
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             yield Problem("is not a name", "use letters, digits and underscores, and begin with no digit")
@@ -91,7 +91,7 @@ class Name(Text):
 class Interval(Text):
     """A time as Spark writes it: "10 seconds"."""
 
-    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - a rule's signature
+    def judge(self, name: str, value: Any) -> Iterator[Problem]:  # noqa: ARG002 - only some rules name the field
         """It is a number and a unit."""
         if not isinstance(value, str) or not _INTERVAL.fullmatch(value):
             yield Problem("is not an interval", "write a number and a unit, such as '10 seconds' or '5 minutes'")

@@ -297,5 +297,7 @@ def _start_store(frame: Any, name: str, store: StoreSpec, checkpoint: str, *, on
 
 def make_directory(spark: Any, path: str) -> None:
     """Make a directory where Spark keeps its files: its readers want it before its writer has made it."""
-    hadoop = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(path)  # noqa: SLF001 - PySpark has no other way
-    hadoop.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).mkdirs(hadoop)  # noqa: SLF001 - the same
+    context = spark.sparkContext
+    java, settings = context._jvm, context._jsc.hadoopConfiguration()  # noqa: SLF001 - PySpark has no other way
+    hadoop = java.org.apache.hadoop.fs.Path(path)
+    hadoop.getFileSystem(settings).mkdirs(hadoop)
