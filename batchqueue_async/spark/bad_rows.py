@@ -14,11 +14,13 @@ from batchqueue_async.errors import ConfigError
 from batchqueue_async.sinks._shared.records import is_table
 from batchqueue_async.sinks.base import Sink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
+from batchqueue_async.sinks.sqlite.sink import SqliteSink
 from batchqueue_async.spark.record_keys import digest
 from batchqueue_async.spark.route import SinkRoute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 _MOST = 10_000
 
@@ -57,8 +59,8 @@ class DeadLetters:
         return DeadLetters, (self._route.sink,)
 
 
-def dead_letters_at(owner: str, on_bad_row: str, target: object) -> DeadLetters | None:
-    """Where bad rows go; None: they fail their batch."""
+def dead_letters_at(owner: str, on_bad_row: str, target: object, rows_into: object) -> DeadLetters | None:
+    """Where bad rows go, of the rows for a sink or handler; None: they fail their batch."""
     check_on_bad_row(owner, on_bad_row, given=target is not None)
     if target is None:
         return None
@@ -68,6 +70,7 @@ def dead_letters_at(owner: str, on_bad_row: str, target: object) -> DeadLetters 
         raise ConfigError(
             f"{owner}: dead_letters of type {type(target).__qualname__} is neither a path nor a sink; give one"
         )
+    check_apart(owner, rows_into, target)
     return DeadLetters(target)
 
 
@@ -80,6 +83,19 @@ def check_on_bad_row(owner: str, on_bad_row: str, *, given: bool) -> None:
             f"{owner}: on_bad_row={on_bad_row!r} does not go with dead_letters={'a target' if given else None}; give "
             "on_bad_row='dead_letter' and dead_letters='bad.jsonl' (or a sink), or neither"
         )
+
+
+def check_apart(owner: str, target: object, letters: object) -> None:
+    """Refuse dead letters in the SQLite file of the rows: they come first, and the rows' transaction locks it."""
+    if isinstance(target, SqliteSink) and isinstance(letters, SqliteSink) and _same(target.path, letters.path):
+        raise ConfigError(
+            f"{owner}: dead_letters={str(letters.path)!r} is the database of the rows too, which is locked while they "
+            "come in; give the dead letters a file of their own"
+        )
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
 
 
 class BadRows:

@@ -215,7 +215,7 @@ class DriverSink:
         self._source = source
         self._collect_bytes = collect_bytes
         self._retry = retry
-        self._letters = dead_letters_at(owner, on_bad_row, dead_letters)
+        self._letters = dead_letters_at(owner, on_bad_row, dead_letters, self._target)
         self._non_finite: NonFinite = default_non_finite(self._target) if non_finite is None else non_finite
         check_non_finite(owner, self._non_finite)
         self._append_any_mode = append_any_mode

@@ -330,3 +330,14 @@ def test_s_20_a_commit_that_fails_gives_no_row_to_the_dead_letters_twice(tmp_pat
         assert (sink.stats().dead_rows, sink.stats().retried, sink.stats().batches) == (2, 1, 1)
     assert select(tmp_path / "out.db") == [1, 2]
     assert len((tmp_path / "dead.jsonl").read_text().splitlines()) == 2
+
+
+# --- S-21
+
+
+def test_s_21_dead_letters_in_the_database_of_the_rows_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"on_bad_row": "dead_letter", "dead_letters": SqliteSink(tmp_path / "out.db", "dead")}
+    with pytest.raises(bq.ConfigError, match=r"DriverSink 'rows': dead_letters=.*out.db' is the database of the rows"):
+        DriverSink("rows", sink=SqliteSink("out.db"), **given)
+    DriverSink("rows", sink=SqliteSink("other.db"), **given).close()

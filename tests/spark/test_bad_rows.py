@@ -165,6 +165,19 @@ def test_letters_of_attempts_that_do_not_count_are_not_published(tmp_path, sink)
     assert not list(tmp_path.rglob("*staging*"))
 
 
+def test_letters_of_a_batch_before_the_last_one_are_not_published(tmp_path):
+    """A query that goes on from an older checkpoint: its batch is refused, and leaves no letters."""
+    given = {"sink": "jsonl", "path": str(tmp_path / "out"), "rows": "spark_sinks:Reading", **bad(tmp_path / "dead")}
+    options, worker = as_options(given), Worker(as_options(given))
+    for number, value in ((0, 1), (1, 2)):
+        part = worker.write(Attempt(KEY._replace(number=number), 0, "a"), batches(value))
+        assert data_source.publish(options, part.attempt.key, [data_source.PartWritten(part)])
+    old = data_source.PartWritten(worker.write(Attempt(KEY, 0, "b"), batches(None, 3)))
+    with pytest.raises(bq.ConfigError, match="later ones of the query are in"):
+        data_source.publish(options, KEY, [old])
+    assert letters(tmp_path / "dead") == []
+
+
 def test_rows_that_a_staged_table_refuses_are_found_one_by_one(tmp_path):
     given = {"sink": "sqlite", "path": str(tmp_path / "out.db"), "rows": "dict", "non_finite": "keep"}
     options = as_options(given | bad(tmp_path / "dead"))
@@ -205,6 +218,10 @@ def test_a_row_without_a_column_of_the_table_is_refused(tmp_path):
         (bad("out"), "is the path of the rows too"),
         (bad("spark_sinks:no_op_factory"), "made no sink with stage"),
         (bad("x") | {"sink": "spark_sinks:one_transaction"}, "no task can take its rows again"),
+        (
+            bad("spark_sinks:dead_table") | {"sink": "spark_sinks:failing_publish", "letters": "./out"},
+            "is the database of the rows too",
+        ),
     ],
 )
 def test_what_can_not_work_is_refused_where_the_write_is_planned(options, message):

@@ -16,7 +16,7 @@ from batchqueue_async.policies import PartitionPolicy, WorkerPolicy
 from batchqueue_async.sinks.base import Sink, StagingSink, TransactionalSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite.sink import SqliteSink
-from batchqueue_async.spark.bad_rows import check_on_bad_row
+from batchqueue_async.spark.bad_rows import check_apart, check_on_bad_row
 from batchqueue_async.spark.process_bridge import Sizes
 from batchqueue_async.spark.record_keys import check_key_by
 from batchqueue_async.spark.route import check_order
@@ -118,8 +118,9 @@ class WriteOptions:
         Raises:
             ConfigError: the sink can't be made, or would lose one of the columns.
         """
-        check_columns("format batchqueue", names, self.rows, self.make())
-        self.letters()
+        made = self.make()
+        check_columns("format batchqueue", names, self.rows, made)
+        check_apart("format batchqueue", made, self.letters())
 
     def letters(self) -> StagingSink | None:
         """The sink for bad rows; None: they fail their batch.
