@@ -208,6 +208,8 @@ def frozen_differences(name: str, now: ExportConfig, wanted: ExportConfig) -> li
         ["exporter 'rows': overflow can't change while it runs; restart"]
     """
     found: list[str] = []
+    if now.split is not None and now.max_sends != wanted.max_sends:
+        found.append(f"exporter {name!r}: max_sends can't change while it runs and has split; restart")
     for each in EXPORT_RULES:
         if each in CHANGEABLE or getattr(now, each) == getattr(wanted, each):
             continue

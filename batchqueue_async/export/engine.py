@@ -122,7 +122,8 @@ class Engine:
         self._watching: asyncio.TimerHandle | None = None
         self._closed = False
         self._end: ShutdownTimes | None = None
-        self._hastened = asyncio.Event()
+        # Done when the end of a drain has come nearer.
+        self._sooner: asyncio.Future[None] | None = None
         self.waiters = DeliveryWaiters(on_disk=config.path is not None)
         self.kept = KeptBatches(max(_KEPT_LEAST, 4 * self._most_sends))
         self.disk: DiskQueue | None = None
@@ -200,29 +201,14 @@ class Engine:
             strict=strict,
         )
         self.dead_letters = DeadLetters(context, forward)
-        self.sender = sender = BatchSender(context, self.dead_letters, self.kept, self.waiters)
-        sender.on_latency = self._note_latency
-        sender.on_failure = self._note_failure
-        sender.failover = None if self.failover is None else self._fail_over_to
+        self.sender = BatchSender(context, self.dead_letters, self.kept, self.waiters, self)
         self.lifecycle = SinkLifecycle(context)
+        self.puller = Puller(context, self.kept, self.lifecycle, self.failover, self)
         if config.split is not None:
             self.pipeline = Pipeline(
-                config.split,
-                context,
-                most_sends=self._most_sends,
-                deliver=sender.deliver,
-                put_back=lambda batch: self.puller.put_back(batch, 0.0, "gate_closed"),
+                config.split, context, most_sends=self._most_sends, sender=self.sender, puller=self.puller
             )
         self._decode = context.decode
-        self.puller = Puller(
-            context,
-            self.kept,
-            limit=self._limit,
-            ready=self.lifecycle.ready,
-            carry=self._carry,
-            on_settled=self._settled,
-            more=lambda: bool(self.failover),
-        )
         self.kept.on_add = self._kept_added
 
     def start(self) -> None:
@@ -289,10 +275,13 @@ class Engine:
         stuck = self._context.stuck
         return stuck.count(self.queue.oldest) if stuck else 0
 
-    def _limit(self) -> int:
+    @property
+    def limit(self) -> int:
+        """The batches that may be under way now."""
         return self.gate.limit(self.workers)
 
-    async def _carry(self, batch: LeasedBatch, permit: SendPermit) -> None:
+    async def carry(self, batch: LeasedBatch, permit: SendPermit) -> None:
+        """Bring a batch that may be sent to the sender, by way of the stages if there are any."""
         if self.pipeline is not None:
             await self.pipeline.carry(batch, permit)
             return
@@ -305,29 +294,34 @@ class Engine:
         self.puller.ring()  # a wait for records must end when this batch is due
         self.keeper.arm()
 
-    def _note_latency(self, seconds: float, records: int) -> None:
+    def answered(self, seconds: float, records: int) -> None:
+        """The sink answered a send."""
         self.counts.latency = moved(self.counts.latency, seconds, self._alpha)
         self.counts.answered(seconds)
         if self._scaler is not None:
-            busy = self.puller.active >= self._limit() and self.queue.records > self.queue.leased
+            busy = self.puller.active >= self.limit and self.queue.records > self.queue.leased
             self._scaler.success(seconds, self._loop.time(), busy=busy, size=records)
 
-    def _note_failure(self) -> None:
+    def failed(self) -> None:
+        """The destination was not well."""
         if self._scaler is not None:
             self._scaler.failure(self._loop.time())
 
     def _dropped(self, numbers: range) -> None:
         if self.waiters:
             self.waiters.settled(numbers, "dropped")
-        self._settled()
+        self.settled()
 
     # -- failing over --------------------------------------------------------------------------------------------
 
-    def _fail_over_to(self, batch: Batch, places: Sequence[int]) -> None:
-        if self.failover is not None:
-            gone = self.failover.add(batch, places)
-            if self.waiters and gone:
-                self.waiters.settled(gone, "dropped")
+    def fail_over(self, batch: Batch, places: Sequence[int]) -> bool:
+        """Take records whose attempts are over into the failover queue; False where there is none."""
+        if self.failover is None:
+            return False
+        gone = self.failover.add(batch, places)
+        if self.waiters and gone:
+            self.waiters.settled(gone, "dropped")
+        return True
 
     async def _fail_over(self) -> None:
         """Look into the failover queue from time to time, and send the oldest of it."""
@@ -335,7 +329,7 @@ class Engine:
         while policy is not None and failover is not None:
             await asyncio.sleep(policy.interval)
             for _ in range(policy.drain):
-                if not failover or puller.active >= self._limit() or not await self._fail_over_safely(failover):
+                if not failover or puller.active >= self.limit or not await self._fail_over_safely(failover):
                     break
 
     async def _fail_over_safely(self, failover: Failover) -> bool:
@@ -361,7 +355,7 @@ class Engine:
             self.counts.failover_out += 0 if entry is None else entry.delivered
             done = failover.put_back()
             self.puller.poke()
-            self._settled()
+            self.settled()
         return done
 
     # -- flushing ------------------------------------------------------------------------------------------------
@@ -374,7 +368,7 @@ class Engine:
         self.watch()
         self.puller.hurry += 1
         self.puller.ring()
-        self._settled()
+        self.settled()
         try:
             async with asyncio.timeout(timeout):
                 await future
@@ -389,11 +383,12 @@ class Engine:
 
     def _look(self) -> None:
         self._watching = None
-        self._settled()
+        self.settled()
         if self._flushes or self.waiters:
             self.watch()
 
-    def _settled(self) -> None:
+    def settled(self) -> None:
+        """Records were settled: those who wait for that are looked at."""
         if not self._flushes and not (self.waiters and self.disk is not None):
             return
         oldest = self.queue.oldest
@@ -407,12 +402,11 @@ class Engine:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def hasten(self, end: ShutdownTimes) -> None:
-        """Bring the end of a drain that is under way forward."""
-        if self._end is not None and end.end < self._end.end:
+        """Bring the end of the drain that is under way, or about to begin, forward to this; never back."""
+        if self._end is None or end.end < self._end.end:
             self._end = end
-            self.puller.deadline = end.drain
-            self.puller.ring()
-            self._hastened.set()
+            if self._sooner is not None and not self._sooner.done():
+                self._sooner.set_result(None)
 
     async def drain(self, end: ShutdownTimes) -> ShutdownTimes:
         """Take nothing in, let everything be delivered in time, then cut off what is under way.
@@ -421,29 +415,25 @@ class Engine:
             When the rest is to be over: as asked for, or earlier if `hasten` was called.
         """
         puller = self.puller
-        self._end = end
+        self.hasten(end)
         self.queue.stop_intake()
-        puller.deadline = end.drain
-        puller.ring()
-        task = puller.task
         try:
-            if task is not None:
-                await self._until_drained(task)
+            while True:
+                now, until = self._loop.time(), (self._end or end).drain
+                puller.deadline = until
+                puller.ring()
+                if puller.task is None or puller.task.done() or until <= now:
+                    break
+                self._sooner = self._loop.create_future()
+                tasks = (puller.task, self._sooner)
+                done, _ = await asyncio.wait(tasks, timeout=until - now, return_when=asyncio.FIRST_COMPLETED)
+                if self._sooner not in done:
+                    break
         finally:
             # Cancelled, the drain is over at once; what is under way must end even so.
-            await self._cut_off(self._end)
-        return self._end
-
-    async def _until_drained(self, task: asyncio.Task[None]) -> None:
-        assert self._end is not None  # noqa: S101 - `drain` has set it
-        hastened = self._loop.create_task(self._hastened.wait(), name=f"export-{self._name}-hasten")
-        try:
-            left = max(0.0, self._end.drain - self._loop.time())
-            await asyncio.wait((task, hastened), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and hastened.done():
-                await asyncio.wait((task,), timeout=max(0.0, self._end.drain - self._loop.time()))
-        finally:
-            hastened.cancel()
+            end = self._end or end
+            await self._cut_off(end)
+        return end
 
     async def _cut_off(self, end: ShutdownTimes) -> None:
         puller = self.puller

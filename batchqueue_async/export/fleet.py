@@ -6,14 +6,22 @@ Pure arithmetic; `fleet_simulation` plays the same fleet through an outage and a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-from batchqueue_async._support.checks import Real, faults_of, refuse
+from batchqueue_async._support.checks import Checkup, Real
 from batchqueue_async.export.sizing import bytes_for_outage
 
-_ABOVE = Real(most=1e18)
-_LEAST = Real(above=False, most=1e18)
-_RULES = {"outage": _LEAST, "restart": _LEAST, "rebalance": _LEAST, "busy": Real(most=1.0)}
+_MOST = 1e18
+_POSITIVE = (
+    *("rate", "record_bytes", "latency", "batch_records", "workers", "process_rate", "disk_rate", "network_rate"),
+    *("partition_rate", "cores", "group_limit", "partition_limit"),
+)
+_RULES = (
+    dict.fromkeys(_POSITIVE, Real(most=_MOST))
+    | dict.fromkeys(("outage", "restart", "rebalance"), Real(above=False, most=_MOST))
+    | dict.fromkeys(("catch_up", "destination_rate", "destination_connections"), Real(most=_MOST, optional=True))
+    | {"busy": Real(most=1.0)}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +79,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         """Refuse what can't be computed with."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        refuse(
-            fault
-            for name, value in values.items()
-            if value is not None
-            for fault in faults_of("fleet", name, value, _RULES.get(name, _ABOVE))
-        )
+        Checkup("fleet", self, _RULES).finish()
 
     @property
     def peak_rate(self) -> float:

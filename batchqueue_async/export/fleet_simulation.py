@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 STEP = 0.02
 """Seconds between two looks at what came in."""
 
+# Less than this of a record is none: the shares of processes are not whole.
+_WHOLE = 0.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
@@ -115,7 +118,7 @@ class _Play:
     def run(self) -> Played:
         """Step by step, until all is delivered."""
         total = round(self._fleet.rate * self._course.seconds)
-        arrived, step, peak, peak_process = 0.0, 0, 0.0, 0.0
+        arrived, step, peak, peak_process, drained = 0.0, 0, 0.0, 0.0, False
         last_step = math.ceil(10 * self._course.seconds / STEP)
         while step <= last_step:
             now = step * STEP
@@ -130,9 +133,9 @@ class _Play:
             peak = max(peak, waiting)
             peak_process = max(peak_process, *(each.backlog + each.held for each in self._all))
             step += 1
-            if arrived >= total and waiting < 0.5:  # noqa: PLR2004 - shares of records are not whole
+            drained = arrived >= total and waiting < _WHOLE
+            if drained:
                 break
-        drained = arrived >= total and arrived - self._delivered < 0.5  # noqa: PLR2004 - as above
         seconds = max(self._last - self._first, STEP)
         return Played(
             arrived=round(arrived),

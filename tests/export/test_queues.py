@@ -13,6 +13,7 @@ from export_kit import Destination, check, down, exporter, inline, script
 
 import batchqueue_async as bq
 from batchqueue_async.export.send_queue.memory import MemoryQueue
+from batchqueue_async.sinks.base import SendResult
 from batchqueue_async.testing import advance, settle
 
 # --- the memory queue
@@ -149,6 +150,45 @@ async def test_an_empty_batch_is_nothing():
         await export.consume([])
         await export.flush()
         assert check(export).accepted == 0
+
+
+async def test_a_put_that_makes_room_among_single_records_gives_way_to_the_loop():
+    queue = MemoryQueue(max_records=2_000, max_bytes=None, overflow="drop_oldest")
+    await queue.put(list(range(2_000)))
+    for _ in range(2_000):
+        await (await queue.lease(1, 1_000, 0)).nack(3_600.0)
+    turns = 0
+
+    async def tick():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0)
+    before = turns
+    await queue.put(list(range(2_000, 4_000)))
+    assert turns - before >= 5
+    ticking.cancel()
+    lease = await queue.lease(2_000, 1 << 30, 0)
+    assert payloads(lease) == list(range(2_000, 4_000))
+    assert queue.dropped["oldest"] == 2_000
+
+
+async def test_a_batch_of_single_records_is_full_though_a_lease_has_no_more_than_some_runs():
+    fails = SendResult(rejected=dict.fromkeys(range(0, 3_000, 2), down()))
+    sink = Destination(answer=script(fails))
+    retry = bq.RetryPolicy(initial=10.0, jitter=False)
+    async with exporter(sink, batch_records=3_000, retry=retry, workers=bq.WorkerPolicy.fixed(1)) as export:
+        await export.consume(list(range(3_000)))
+        await advance(5.0)
+        # While this one is sent, all others become due.
+        sink.latency = 20.0
+        await export.consume([3_000])
+        await export.flush(60.0)
+    assert [len(call) for call in sink.calls] == [3_000, 1, 1_500]
+    assert sorted(sink.records) == list(range(3_001))
 
 
 # --- when the parts fail

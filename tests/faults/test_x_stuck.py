@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from export_kit import Destination, Keyed, check, exporter
 
@@ -76,6 +78,18 @@ async def test_x_39_with_its_order_kept(ordering, place):
     for key in range(5 if ordering == "key" else 1):
         mine = [record for record in sink.records if ordering == "order" or record % 5 == key]
         assert mine == sorted(mine)
+
+
+async def test_x_39_in_order_no_half_is_sent_again_without_a_delay(place):
+    turns = iter([True] * 9)
+    sink = Strict(answer=lambda _: KeyError("odd") if next(turns, False) else None)
+    retry = bq.RetryPolicy(initial=8.0, jitter=False)
+    async with exporter(sink, place, ordering="order", retry=retry) as export:
+        await export.consume(list(range(8)))
+        await export.flush(36_000.0)
+    assert sink.records == list(range(8))
+    assert [len(call) for call in sink.calls[:6]] == [8, 8, 8, 8, 4, 2]
+    assert min(later - earlier for earlier, later in pairwise(sink.times[:10])) >= 7.9
 
 
 async def test_x_39_without_keys_the_batch_stays_and_is_called_stuck(place, logs):

@@ -113,7 +113,7 @@ class ExportContext:
 
     def is_stuck(self, numbers: Sequence[int], attempts: int, error: BaseException) -> None:
         """These records fail again and again, nobody knows why, and no other way of sending them is left."""
-        if self.stuck.add(numbers):
+        if self.stuck.add(numbers, oldest=self.queue.oldest):
             log.error(
                 "records_stuck",
                 exporter=self.name,

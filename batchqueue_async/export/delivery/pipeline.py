@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from batchqueue_async.sinks.base import PreparingSink
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from batchqueue_async.export.control.send_gate import SendPermit
     from batchqueue_async.export.delivery.context import ExportContext
-    from batchqueue_async.export.delivery.leased_batch import Batch, LeasedBatch
+    from batchqueue_async.export.delivery.leased_batch import LeasedBatch
+    from batchqueue_async.export.delivery.puller import Puller
+    from batchqueue_async.export.delivery.sender import BatchSender
     from batchqueue_async.export.policies import SplitPolicy
 
 
@@ -38,14 +38,14 @@ class Pipeline:
         context: ExportContext,
         *,
         most_sends: int,
-        deliver: Callable[[Batch, SendPermit], Awaitable[None]],
-        put_back: Callable[[LeasedBatch], Awaitable[None]],
+        sender: BatchSender,
+        puller: Puller,
     ) -> None:
         self._context = context
         self._prepare = policy.prepare
         self._sink = context.sink if isinstance(context.sink, PreparingSink) else None
-        self._deliver = deliver
-        self._put_back = put_back
+        self._sender = sender
+        self._puller = puller
         self._preparers = asyncio.Semaphore(policy.preparer_count)
         self._channel = asyncio.Semaphore(policy.channel)
         sends = min(policy.sender_count * policy.sends_per_sender, most_sends)
@@ -69,9 +69,9 @@ class Pipeline:
             gate, now = self._context.gate, self._context.now()
             given = permit if gate.is_valid(permit, now) else gate.acquire(now)
             if given is not None:
-                await self._deliver(batch, given)
+                await self._sender.deliver(batch, given)
             else:
-                await self._put_back(batch)
+                await self._puller.put_back(batch, 0.0, "gate_closed")
         finally:
             self._senders.release()
 

@@ -19,11 +19,12 @@ from batchqueue_async.export.delivery.resume import resume
 from batchqueue_async.export.send_queue.memory import MOST_RUNS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from batchqueue_async.export.control.send_gate import SendPermit
     from batchqueue_async.export.delivery.context import ExportContext
+    from batchqueue_async.export.delivery.failover import Failover
+    from batchqueue_async.export.delivery.host import DeliveryHost
     from batchqueue_async.export.delivery.kept import KeptBatches
+    from batchqueue_async.export.delivery.sink_lifecycle import SinkLifecycle
     from batchqueue_async.export.send_queue.protocol import QueueLease
 
 _AFTER_BUG = 1.0
@@ -44,20 +45,15 @@ class Puller:
         self,
         context: ExportContext,
         kept: KeptBatches,
-        *,
-        limit: Callable[[], int],
-        ready: Callable[[], Awaitable[float | None]],
-        carry: Callable[[LeasedBatch, SendPermit], Awaitable[None]],
-        on_settled: Callable[[], None],
-        more: Callable[[], bool],
+        lifecycle: SinkLifecycle,
+        failover: Failover | None,
+        host: DeliveryHost,
     ) -> None:
         self._context = context
         self._kept = kept
-        self._limit = limit
-        self._ready = ready
-        self._carry = carry
-        self._on_settled = on_settled
-        self._more = more
+        self._lifecycle = lifecycle
+        self._failover = failover
+        self._host = host
         self.active = 0
         self.hurry = 0
         self.deadline: float | None = None
@@ -114,10 +110,10 @@ class Puller:
             if self.deadline is not None and (self.finished or context.now() >= self.deadline):
                 return False
             wait = context.gate.wait(context.now())
-            if self.active >= self._limit():
+            if self.active >= self._host.limit:
                 await self._nap(None)
             elif wait == 0.0:
-                wait = await self._ready()
+                wait = await self._lifecycle.ready()
                 if wait == 0.0:
                     self._counted_wait = False
                     return True
@@ -135,7 +131,7 @@ class Puller:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to send, nor under way."""
-        return not self.active and not self._context.queue.records and not self._more()
+        return not self.active and not self._context.queue.records and not self._failover
 
     def _is_hopeless(self, wait: float | None) -> bool:
         """Whether a drain has nothing to do before its deadline."""
@@ -187,7 +183,7 @@ class Puller:
             return LeasedBatch([lease])
         due = min([each for each in (queue.next_due, self._kept.next_due) if each is not None], default=None)
         wait = None if due is None else max(0.0, due - self._context.now())
-        if self._is_hopeless(wait) and not self._more():
+        if self._is_hopeless(wait) and not self._failover:
             self.deadline = -math.inf
         else:
             await self._nap(wait)
@@ -260,7 +256,7 @@ class Puller:
             await self.put_back(batch, wait, "budget")
             return
         # Both may have changed while the batch was collected.
-        permit = context.gate.acquire(now) if self.active < self._limit() else None
+        permit = context.gate.acquire(now) if self.active < self._host.limit else None
         if permit is None:
             if again and context.budget is not None:
                 context.budget.give_back()
@@ -283,7 +279,7 @@ class Puller:
     async def _one(self, batch: LeasedBatch, permit: SendPermit) -> None:
         context = self._context
         try:
-            await self._carry(batch, permit)
+            await self._host.carry(batch, permit)
         except QueueClosedError:
             pass  # its leases are gone: what was not settled is delivered after the next opening
         except BaseException as error:
@@ -295,4 +291,4 @@ class Puller:
             context.gate.release(permit)
             self.active -= 1
             self.poke()
-            self._on_settled()
+            self._host.settled()

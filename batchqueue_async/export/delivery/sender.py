@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
@@ -36,11 +36,12 @@ from batchqueue_async.export.send_queue.attempt_log import SUSPECT
 from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Sequence
 
     from batchqueue_async.export.control.send_gate import SendPermit
     from batchqueue_async.export.delivery.context import ExportContext
     from batchqueue_async.export.delivery.dead_letters import DeadLetters
+    from batchqueue_async.export.delivery.host import DeliveryHost
     from batchqueue_async.export.delivery.kept import KeptBatches
     from batchqueue_async.export.delivery.leased_batch import Batch
     from batchqueue_async.export.delivery.waiters import DeliveryWaiters
@@ -51,18 +52,18 @@ _STEP = 200
 
 
 class BatchSender:
-    """Sends batches to one sink.
-
-    Attributes:
-        failover: takes records whose attempts are over; None where they are given up.
-        on_latency: called with the seconds of a send that was answered, and its records.
-        on_failure: called when the destination was not well.
-    """
+    """Sends batches to one sink."""
 
     def __init__(
-        self, context: ExportContext, dead_letters: DeadLetters, kept: KeptBatches, waiters: DeliveryWaiters
+        self,
+        context: ExportContext,
+        dead_letters: DeadLetters,
+        kept: KeptBatches,
+        waiters: DeliveryWaiters,
+        host: DeliveryHost,
     ) -> None:
         self._context = context
+        self._host = host
         self._waiters = waiters
         self._dead_letters = dead_letters
         self._kept = kept
@@ -70,10 +71,6 @@ class BatchSender:
         self._preparing = context.sink if isinstance(context.sink, PreparingSink) else None
         self._alone = asyncio.Lock()
         self._in_any_order = context.config.ordering == "any"
-        self._as_it_is = as_it_is(context.config.retry.max_attempts)
-        self.failover: Callable[[Batch, Sequence[int]], None] | None = None
-        self.on_latency: Callable[[float, int], None] = _ignore
-        self.on_failure: Callable[[], None] = _ignore
 
     async def deliver(self, batch: Batch, permit: SendPermit) -> None:
         """Send a batch with this leave, which the gate gave, and settle all of it."""
@@ -244,7 +241,7 @@ class BatchSender:
         finally:
             counts.sending -= 1
         context.rate.answered(context.now())
-        self.on_latency(context.now() - start, len(places))
+        self._host.answered(context.now() - start, len(places))
         return self._understood(cast("object", result))
 
     def _understood(self, result: object) -> SendResult | SinkError | None:
@@ -282,7 +279,7 @@ class BatchSender:
         if disposition is Disposition.RETRY:
             was = gate.health.state
             gate.failed(permit, now, asked)
-            self.on_failure()
+            self._host.failed()
             if gate.health.state == "open" and was == "closed":
                 log.warning("breaker_opened", exporter=context.name, reason=reason(error), **describe(error))
         elif disposition is Disposition.SLOW_DOWN:
@@ -364,6 +361,10 @@ class BatchSender:
             for attempts, part in batch.by_attempts(again).items():
                 context.counts.backoff = delay = context.backoff.delay(attempts, asked)
                 await self._nack(batch, delay, part, kind)
+
+    @property
+    def _as_it_is(self) -> int:
+        return as_it_is(self._context.config.retry.max_attempts)
 
     def _may_be_divided(self, batch: Batch) -> bool:
         """Whether a batch that failed, nobody knows why, may be sent in parts: one record may be the reason.
@@ -455,8 +456,7 @@ class BatchSender:
             else:
                 over.setdefault(why, []).append(place)
         for why, gone in over.items():
-            if self.failover is not None:
-                self.failover(batch, gone)
+            if self._host.fail_over(batch, gone):
                 context.stuck.settled(batch.numbers_at(gone))
                 context.counts.failover_in += await batch.dead_letter(why, gone)
             else:
@@ -600,7 +600,3 @@ def _may_be_kept(error: BaseException) -> bool:
 
 def _not_an_error(said: object) -> SinkError:
     return SinkError(f"the sink rejected records with a {type(said).__name__}, which is not an error")
-
-
-def _ignore(*_: Any) -> None:
-    """Nobody asked."""

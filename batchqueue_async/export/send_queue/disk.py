@@ -192,7 +192,7 @@ class DiskQueue:
             try:
                 good.append(self._checked(codec.encode(record) if self._encode is None else self._encode(record)))
                 places.append(place)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - whatever an encoder raises, its record is the one to fail
                 failures.append(Failure((record,), error))
         done = await self._put(good, places, placed) if good else []
         if not failures:
