@@ -679,3 +679,27 @@ def test_rows_of_any_number_and_width_come_into_sqlite(tmp_path, columns):
         found = dict(database.execute(f"SELECT c0, {last} FROM rows").fetchall())
     wanted = {number % 120: number for number in range(149)}
     assert found == (dict(zip(wanted, wanted, strict=True)) if columns == 1 else wanted)
+
+
+def test_a_line_break_in_what_was_encoded_already_is_refused():
+    good, bad = {"a": msgspec.Raw(b"[1,2]")}, {"a": msgspec.Raw(b"[1,\n2]")}
+    for encode in (joined_lines, lines):
+        with pytest.raises(bq.PermanentError, match="a line break"):
+            encode([good, bad])
+    assert joined_lines([good, {}]) == b'{"a":[1,2]}\n{}\n'
+
+
+async def test_of_a_batch_that_is_refused_nothing_is_staged(tmp_path):
+    sink = SqliteSink(tmp_path / "rows.db", "rows")
+    attempt = Attempt(KEY, 0, "a1")
+    staged = sink.stage(attempt)
+    await staged.open()
+    await staged.send([{"id": 1}])
+    # More than one statement's rows, and then one that SQLite has no place for.
+    with pytest.raises(bq.PermanentError):
+        await staged.send([*({"id": 100 + number} for number in range(120)), {"id": 2**70}])
+    await staged.send([{"id": 2}])
+    await staged.close()
+    await sink.publish(KEY, [attempt])
+    with closing(sqlite3.connect(tmp_path / "rows.db")) as connection:
+        assert connection.execute("SELECT id FROM rows ORDER BY id").fetchall() == [(1,), (2,)]

@@ -161,7 +161,7 @@ def lines(batch: Iterable[Any]) -> list[bytes]:
                     found.append(encode(each))
                     check_numbers(each, found[-1])
             else:
-                found.append(encode(record))
+                found.append(_line(encode(record)))
                 check_numbers(record, found[-1])
         except (TypeError, ValueError) as error:
             raise PermanentError(
@@ -202,7 +202,11 @@ def _quick_lines(records: list[Any]) -> bytes:
         encoded = _encoder.encode_lines(records)
     except (TypeError, ValueError):
         encoded = None
-    if encoded is None or (b"null" in encoded and any(map(_has_odd_number, records))):
+    if (
+        encoded is None
+        or encoded.count(b"\n") != len(records)  # a line break in what was encoded already
+        or (b"null" in encoded and any(map(_has_odd_number, records)))
+    ):
         return b"".join([line + b"\n" for line in lines(records)])
     return encoded
 
