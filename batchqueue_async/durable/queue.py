@@ -611,7 +611,7 @@ class DurableQueue:
     @property
     def records(self) -> int:
         """Records that are not settled."""
-        return self._state.records - self._state.room.owed
+        return self._state.room.records
 
     @property
     def leased(self) -> int:

@@ -150,7 +150,7 @@ def snapshot(state: QueueState) -> DurableStats:
     config = state.config
     disk = state.room.used_bytes
     held = state.gate.held if state.gate is not None else 0
-    records = state.records - state.room.owed
+    records = state.room.records
     delayed = state.index.delayed
     shares = [0.0]
     if config.max_records is not None:

@@ -27,6 +27,33 @@ async def test_puts_of_one_turn_drop_one_each_and_count_it_at_once():
         assert list((await drain(queue)).values()) == [b"d", b"new 0", b"new 1", b"new 2"]
 
 
+async def test_puts_of_one_turn_drop_together():
+    async with opened(max_records=100, overflow="drop_oldest") as queue:
+        await queue.put_many([b"old"] * 100)
+        eviction, steps = queue._state.room.eviction, []
+        drop = eviction.drop_records
+        eviction.drop_records = lambda wanted: steps.append(wanted) or drop(wanted)
+        await asyncio.gather(*(queue.put(b"new") for _ in range(60)))
+        assert [wanted for wanted in steps if wanted] == [60]
+
+
+async def test_segments_that_the_next_round_deletes_are_room():
+    files = RecordingFiles()
+    async with opened(files, max_bytes=40_000, overflow="reject") as queue:
+        while True:
+            try:
+                await queue.put(bytes(700))
+            except DiskFullError:
+                break
+        lease = await queue.lease(100)
+        assert len(lease) > 20
+        await lease.ack()
+        # Nothing is deleted yet; the round that writes these deletes first.
+        assert queue.stats().disk_bytes > 30_000
+        await asyncio.gather(*(queue.put(bytes(700)) for _ in range(8)))
+        assert files.used() <= 40_000
+
+
 async def test_a_lease_in_the_same_turn_does_not_get_what_a_put_has_dropped():
     async with opened(max_records=4, overflow="drop_oldest") as queue:
         puts = await full(queue, b"a", b"b", b"c", b"d")

@@ -100,7 +100,7 @@ class Room:
     def _over(self, records: int) -> int:
         """By how many records `max_records` would be exceeded with these."""
         state = self._state
-        return state.records - self.owed + state.pending.records + records - (self._config.max_records or 0)
+        return self.records + state.pending.records + records - (self._config.max_records or 0)
 
     def _lacks_bytes(self, size: int) -> str | None:
         state, config = self._state, self._config
@@ -124,11 +124,16 @@ class Room:
         if self._config.max_records is None or (over := self._over(records)) <= 0:
             return True
         state = self._state
-        droppable = state.records - self.owed - state.leased - state.counters.unreadable
+        droppable = self.records - state.leased - state.counters.unreadable
         if self._config.overflow != "drop_oldest" or over > min(droppable, records):
             return False
         self.owed += over
         return True
+
+    @property
+    def records(self) -> int:
+        """Records that are not settled, without those that are owed."""
+        return self._state.records - self.owed
 
     def dropped(self) -> Mapping[str, int]:
         """Records dropped, by reason."""

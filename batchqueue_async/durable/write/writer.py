@@ -196,7 +196,7 @@ class Writer:
         """Whether the directory is still the locked one: in one that has taken its name, others own every file."""
         try:
             return self._files.is_locked(self._lock, self._directory)
-        except Exception:  # noqa: BLE001 - as in `run`; what is wrong with the disk shows in the calls that follow
+        except Exception:  # noqa: BLE001 - a disk that is ill shows it in the calls that follow
             return True
 
     def _refuse_all(self, work: Round) -> Outcome:
@@ -389,7 +389,7 @@ class Writer:
                     self._files.close(descriptor)
             except FileNotFoundError:
                 continue  # consumed by now
-            except Exception as error:  # noqa: BLE001 - as in `run`
+            except Exception as error:  # noqa: BLE001 - of any class, it leaves this segment unsynced, and the others go on
                 self._outcome.failures.append(error)
                 self._outcome.sync_errors += 1
                 left.append(number)
@@ -424,7 +424,7 @@ class Writer:
                     frame.segment, frame.offset, frame.stored = fresh.number, fresh.offset, stored
                 fresh.append(pieces, stored, [frame])
             fresh.sync()
-        except Exception as second:  # noqa: BLE001 - as in `run`
+        except Exception as second:  # noqa: BLE001 - an error of any class fails the frames, and nothing else
             outcome.failures.append(second)
             self._give_up(fresh, count, earlier, old)
             outcome.error = second
@@ -465,15 +465,22 @@ class Writer:
         size = cut
         try:
             self._files.truncate(old.path, cut)
-        except Exception:  # noqa: BLE001 - as in `run`
-            # What is left behind was not confirmed. If it is refused, its numbers are given to nothing else: what took
-            # some of them would leave a part of an atomic frame.
-            if not earlier and work.frames:
-                self._outcome.left_behind = work.frames[-1].first + work.frames[-1].count
+        except Exception:  # noqa: BLE001 - an error of any class leaves them there
+            self._leave_behind(earlier)
             with suppress(Exception):
                 size = max(size, self._files.size(old.path))
         self._outcome.closed.append((old.number, cut, size))
         return keep
+
+    def _leave_behind(self, earlier: list[tuple[Frame, list[bytes]]]) -> None:
+        """Frames of this round stay where they were written. They are not confirmed.
+
+        If they are refused, their numbers are given to nothing else: what took some of them would leave a part of an
+        atomic frame.
+        """
+        frames = self._outcome.round.frames
+        if frames and not earlier:
+            self._outcome.left_behind = frames[-1].first + frames[-1].count
 
     def _give_up(
         self,
@@ -489,9 +496,8 @@ class Writer:
             fresh.abandon()
             try:
                 self._files.unlink(fresh.path)
-            except Exception:  # noqa: BLE001 - as in `run`; and as for what could not be cut off
-                if not earlier and outcome.round.frames:
-                    outcome.left_behind = outcome.round.frames[-1].first + outcome.round.frames[-1].count
+            except Exception:  # noqa: BLE001 - an error of any class leaves them there
+                self._leave_behind(earlier)
             del outcome.opened[opened:]
         self._retained = earlier
         self._retained_bytes = sum(frame.raw for frame, _ in earlier)
@@ -518,7 +524,7 @@ class Writer:
             if done < len(data):
                 # A part of an entry would shift all that follow: the next round writes the file anew.
                 self._outcome.hint_errors.append(hint.number)
-        except Exception:  # noqa: BLE001 - as in `run`
+        except Exception:  # noqa: BLE001 - an error of any class: the next round writes the file anew
             self._forget_hint(hint.number)
             self._outcome.hint_errors.append(hint.number)
 
@@ -582,7 +588,7 @@ class Writer:
             self._files.replace(self._directory / segment.hint_name(hint.number), hint.data)
             self._files.sync_directory(self._directory)
             self._files.rename(copy, path)
-        except Exception as error:  # noqa: BLE001 - as in `run`; the segment is as it was
+        except Exception as error:  # noqa: BLE001 - an error of any class leaves the segment as it was
             self._outcome.failures.append(error)
             return
         self._outcome.swapped.append(hint.number)
@@ -599,7 +605,7 @@ class Writer:
             try:
                 self._files.unlink(self._directory / segment.segment_name(number))
                 self._files.unlink(self._directory / segment.hint_name(number))
-            except Exception:  # noqa: BLE001 - as in `run`
+            except Exception:  # noqa: BLE001 - an error of any class: its deletion is tried again
                 self._outcome.kept.append(number)
         with suppress(Exception):
             # Not durable, it may come back after a crash: with records that are then delivered twice.
