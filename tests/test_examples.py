@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sqlite3
 import subprocess
 import sys
+import time
 from collections import defaultdict
+from contextlib import closing, suppress
 
 import pytest
 from example_runs import EXAMPLES, run
@@ -27,6 +30,8 @@ from kafka_tools import create, read
         "clickhouse_exporter.py",
         "kafka_to_postgres.py",
         "rabbitmq_by_type.py",
+        "nats_by_customer.py",
+        "redis_to_sqlite.py",
     ],
 )
 def test_help(name, tmp_path):
@@ -117,6 +122,31 @@ def test_rabbitmq_by_type(rabbit_server, tmp_path):
     assert lines[0].startswith("99 orders in ")
     assert ", 198 visits in " in lines[0]
     assert lines[1:] == ["3 to events.dead"]
+
+
+def test_nats_by_customer(nats_server, tmp_path):
+    lines = run("nats_by_customer.py", f"nats://{nats_server.address}", "--publish", "300", cwd=tmp_path)
+    # of 1 to 300: 100, 200 and 300 are refused; 1, 51, 101, 151, 201 and 251 fail once
+    assert lines == ["297 paid, 3 to dead.orders, 9 calls failed", "each customer's in order: True"]
+
+
+def test_redis_to_sqlite(redis_server, tmp_path):
+    program = [sys.executable, str(EXAMPLES / "redis_to_sqlite.py"), f"redis://{redis_server.address}"]
+    database = tmp_path / "readings.db"
+
+    def rows():
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(database)) as found:  # no table yet
+            return [body.decode() for (body,) in found.execute("SELECT body FROM readings")]
+        return []
+
+    with subprocess.Popen([*program, "--publish", "20000"], cwd=tmp_path) as process:
+        while process.poll() is None and not rows():
+            time.sleep(0.01)
+        process.kill()
+    assert rows()
+    lines = run("redis_to_sqlite.py", program[2], "--publish", "100", cwd=tmp_path)
+    assert lines[0].endswith("0 to readings.dead; 20100 in readings.db")
+    assert sorted(rows()) == sorted([*(f"reading {n}" for n in range(20_000)), *(f"reading {n}" for n in range(100))])
 
 
 def test_opensearch_exporter(opensearch, tmp_path):
