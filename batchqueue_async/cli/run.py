@@ -25,7 +25,8 @@ exit status:
 
 signals:
   SIGTERM, SIGINT  drain within service.drain_timeout (timeouts.stop for Spark), and end; a second one ends at once
-  SIGHUP           read the file again: change what can change in place, or refuse the whole file and go on as before
+  SIGHUP           a service reads its file again: it changes what can change in place, or refuses the whole file and
+                   goes on as before; Spark ends as by SIGTERM
 """
 
 

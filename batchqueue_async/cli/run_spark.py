@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from batchqueue_async.cli.commands import Arguments
     from batchqueue_async.spark.pipelines.pipeline import PipelineReport, SparkPipeline
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def params() -> list[click.Parameter]:
@@ -75,6 +75,8 @@ def run(arguments: Arguments) -> int:
     since, until = (_moment(name, text) for name, text in (("--from", arguments.since), ("--until", arguments.until)))
     stop = threading.Event()
     before = {each: signal.signal(each, _stopper(stop)) for each in _SIGNALS}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` has set it
     try:
         if arguments.explain:
             say(_explained(pipeline))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANGUP = getattr(signal, "SIGHUP", None)
+"""Ends a program like the others, unless it handles it itself or, as under `nohup`, ignores it."""
 
 
 def run(
@@ -33,7 +35,8 @@ def run(
 
     SIGINT and SIGTERM cancel `main`; its queues are then shut down within their `drain_timeout` (or the one given),
     and `run` returns None. A second signal ends the drain at once: what is left is in the log by its number. The
-    program's own handlers of these signals are back when `run` returns.
+    program's own handlers of these signals are back when `run` returns. SIGHUP, which a closed terminal sends, does as
+    SIGTERM, unless the program has a handler of its own for it or ignores it, as under `nohup`.
 
     Under systemd (`Type=notify`) it reports READY when `main` first waits for something, STOPPING when the drain
     begins, and feeds the watchdog from the loop: one that is blocked for `WatchdogSec` is ended and started anew.
@@ -53,7 +56,7 @@ def run(
 
 
 class _Signals:
-    """SIGINT and SIGTERM while a program runs: the first ends it, a second ends its drain.
+    """SIGINT, SIGTERM and SIGHUP while a program runs: the first ends it, a second ends its drain.
 
     Attributes:
         seen: whether one has come.
@@ -73,8 +76,10 @@ class _Signals:
         if threading.current_thread() is not threading.main_thread() or not hasattr(loop, "add_signal_handler"):
             yield
             return
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        for number in SIGNALS:
+        before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+        if HANGUP is not None and signal.getsignal(HANGUP) is signal.SIG_DFL:
+            before[HANGUP] = signal.SIG_DFL
+        for number in before:
             loop.add_signal_handler(number, self._take, number)
         try:
             yield

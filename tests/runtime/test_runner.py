@@ -57,7 +57,7 @@ def test_the_programs_own_handlers_are_back_afterwards(own_handlers):
     assert signal.getsignal(signal.SIGTERM) is own_handlers
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_the_drain_and_everything_is_accounted_for(first, second, own_handlers):
     handler, queues = Endless(), []
@@ -75,6 +75,30 @@ def test_a_second_signal_ends_the_drain_and_everything_is_accounted_for(first, s
     stats = queues[0].stats()
     assert (stats.accepted, stats.undelivered, stats.handled) == (100, 100, 0)
     assert handler.began == [list(range(10))]
+
+
+@pytest.mark.parametrize("ours", ["default", "ignored", "own"])
+def test_a_hangup_ends_a_program_that_says_nothing_else(ours):
+    """It is drained; but where the program ignores the signal, as under `nohup`, or handles it, nothing is taken."""
+    seen = []
+    handler = {"default": signal.SIG_DFL, "ignored": signal.SIG_IGN, "own": lambda number, _: seen.append(number)}[ours]
+    held = Held(held=False)
+
+    async def main(manager):
+        queue = manager.create("q", bq.QueueConfig(consumer=held, max_batch=10))
+        await queue.produce_many(range(100))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(60 if ours == "default" else 0.05)
+        return "not ended"
+
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        assert bq.run(main, manager=bq.BatchQueueManager()) == (None if ours == "default" else "not ended")
+        assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert sorted(held.items) == list(range(100))
+    assert seen == ([signal.SIGHUP] if ours == "own" else [])
 
 
 @pytest.mark.parametrize("times", [1, 3])

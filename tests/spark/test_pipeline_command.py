@@ -99,7 +99,7 @@ outputs:
   all: {view: numbers, to: {type: sqlite, path: out.db, table: numbers}}
 """
     )
-    for wanted, number in ((20, signal.SIGTERM), (60, signal.SIGINT)):
+    for wanted, number in ((20, signal.SIGTERM), (60, signal.SIGHUP)):
         process = start("pipeline.yaml", cwd=tmp_path)
         deadline = time.monotonic() + 300
         while len(rows(tmp_path / "out.db", "numbers")) < wanted:
