@@ -13,25 +13,11 @@ from contextlib import contextmanager
 
 import pytest
 from durable_kit import drain, eventually
+from mounts import mounted
 
 from batchqueue_async.durable import DurableConfig, DurableQueue
 from batchqueue_async.errors import DiskFullError, DurableQueueError
 from batchqueue_async.testing import VirtualTimeLoop
-
-
-@contextmanager
-def mounted(path, *options: str):
-    """A small tmpfs, where this machine allows one."""
-    path.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(path)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 @contextmanager

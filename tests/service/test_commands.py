@@ -9,15 +9,13 @@ import os
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import redis
-from from_tree import ROOT
+from service_process import Running, write
 
 from batchqueue_async.cli.main import main
 from batchqueue_async.errors import BatchQueueError
@@ -35,48 +33,6 @@ APP = ("--app", "service_program:app")
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(HERE))
-
-
-def write(text, name="s.yaml"):
-    Path(name).write_text(text)
-    return name
-
-
-class Running:
-    """`batchqueue run` as a process."""
-
-    def __init__(self, text, *arguments, **environment):
-        write(text)
-        self.said = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "batchqueue_async.cli.main", "run", "s.yaml", *APP, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", **environment},
-        )
-
-    def until(self, words):
-        for line in self.process.stderr:
-            self.said.append(line)
-            if words in line:
-                return line
-        raise AssertionError(f"{words!r} is not in {self.said}")
-
-    def signal(self, number):
-        self.process.send_signal(number)
-
-    def end(self):
-        """The exit status, and all that was said on standard error."""
-        _, rest = self.process.communicate(timeout=100)
-        return self.process.returncode, "".join(self.said) + rest
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.communicate()
 
 
 # --- run, in a process of its own
@@ -160,13 +116,16 @@ def test_two_sigints_end_a_drain_at_once_and_say_what_is_lost():
 class Stopper(threading.Thread):
     """Sends signals to this process when the service's socket answers."""
 
-    def __init__(self, *numbers):
+    def __init__(self, *numbers, fed=False):
         super().__init__(daemon=True)
         self.numbers = numbers
+        self.fed = fed
 
     def run(self):
         ops = OpsClient(Path("ops.sock").resolve())
         while self.phase(ops) != "running":
+            time.sleep(0.02)
+        while self.fed and not ops.json("/stats")["queues"][0]["stats"]["accepted"]:
             time.sleep(0.02)
         for number in self.numbers:
             os.kill(os.getpid(), number)
@@ -222,7 +181,7 @@ def test_run_hurried_by_a_second_signal(capfd, quiet_logs):
         SERVED
         + "queues: {q: {handler: stuck}}\nexporters: {e: {sink: fed, overflow: block}}\nsinks: {fed: {type: code, use: feeder}}\n"
     )
-    Stopper(signal.SIGHUP, signal.SIGTERM, signal.SIGINT).start()
+    Stopper(signal.SIGHUP, signal.SIGTERM, signal.SIGINT, fed=True).start()
     assert main(["run", "s.yaml", *APP, "--set", "service.drain_timeout=1h"]) == 3
     said = capfd.readouterr().err
     assert "SIGINT: ending at once" in said
@@ -251,6 +210,11 @@ def test_run_hurried_by_a_second_signal(capfd, quiet_logs):
             "observe: {listen: '0.0.0.0:0'}\nqueues: {q: {handler: rows}}",
             APP,
             "can be reached from other machines; give a token",
+        ),
+        (
+            "exporters: {e: {sink: s}}\nsinks: {s: {type: code, use: of_two}}",
+            APP,
+            "sinks.s can't be made: @app.sink('of_two'): sink=OfTwo has a send that takes (records, keys); make it async def send",
         ),
         ("views: {}\noutputs: {}", APP, "--app: s.yaml is a pipeline of Spark"),
     ],
