@@ -104,24 +104,33 @@ def handler_problem(value: object) -> Unfit | None:
         return Unfit(f"{subject}is an async generator function", "write an async def without yield")
     if not takes(function, 1):
         return Unfit(f"{subject}takes {_parameters(function)}, not one batch", "give it one parameter, the batch")
-    return next(filter(None, (_hook_problem(value, hook) for hook in ("on_idle", "on_close"))), None)
+    return next(filter(None, (method_problem(value, hook) for hook in ("on_idle", "on_close"))), None)
 
 
-def _hook_problem(value: object, name: str) -> Unfit | None:
-    """What keeps a handler's further method from being called, if it has it."""
+def method_problem(value: object, name: str, *parameters: str) -> Unfit | None:
+    """What keeps an object's async method of these parameters from being called, if it has the method.
+
+    Example:
+        >>> class Sink:
+        ...     async def send(self, records, keys): ...
+        >>> method_problem(Sink(), "send", "batch")
+        Unfit(rule='has a send that takes (records, keys)', way_out='make it async def send(self, batch)')
+    """
+    called = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    way_out = f"make it async def {name}({', '.join(('self', *parameters))})"
     try:
         getattr(value, name, None)
     except Exception as error:  # noqa: BLE001 - a property may raise anything
-        return Unfit(f"has an {name} that raises {type(error).__name__}", f"make it async def {name}(self)")
-    hook = method_of(value, name)
-    if hook is None:
+        return Unfit(f"has {called} that raises {type(error).__name__}", way_out)
+    method = method_of(value, name)
+    if method is None:
         return None
-    if nature_of(hook) is Nature.PLAIN:
-        return Unfit(f"has an {name} that is not async, and would block the event loop", f"make it async def {name}")
-    if nature_of(hook) is Nature.GENERATOR:
-        return Unfit(f"has an {name} that is an async generator function", "write an async def without yield")
-    if not takes(hook, 0):
-        return Unfit(f"has an {name} that takes {_parameters(hook)}", f"make it async def {name}(self)")
+    if nature_of(method) is Nature.PLAIN:
+        return Unfit(f"has {called} that is not async, and would block the event loop", way_out)
+    if nature_of(method) is Nature.GENERATOR:
+        return Unfit(f"has {called} that is an async generator function", "write an async def without yield")
+    if not takes(method, len(parameters)):
+        return Unfit(f"has {called} that takes {_parameters(method)}", way_out)
     return None
 
 

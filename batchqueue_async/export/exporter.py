@@ -30,7 +30,7 @@ from batchqueue_async.export.config import ExportConfig, frozen_differences
 from batchqueue_async.export.delivery.waiters import DeliveryWaiter, error_of
 from batchqueue_async.export.engine import Engine, ShutdownTimes
 from batchqueue_async.export.stats import ExporterStats, ExportReport
-from batchqueue_async.sinks.base import Sink
+from batchqueue_async.sinks.base import require_sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from batchqueue_async.export.control.breaker import BreakerState
     from batchqueue_async.export.delivery.sink_lifecycle import StartCheck
     from batchqueue_async.export.send_queue.protocol import Placed
+    from batchqueue_async.sinks.base import Sink
 
 # How often `peek` looks for counts that add up, and for how many seconds those that did may stand for others.
 _LOOKS = 4
@@ -572,10 +573,7 @@ def snapshot(name: str, config: ExportConfig, engine: Engine, undelivered: int =
 
 
 def _check_arguments(sink: object, config: object, check: object, dead_letters: object) -> None:
-    if not isinstance(sink, Sink):
-        raise ConfigError(
-            f"Exporter: sink={type(sink).__qualname__} is not a sink; it needs async open(), send(batch) and close()"
-        )
+    require_sink(sink, "Exporter")
     if config is not None and not isinstance(config, ExportConfig):
         raise ConfigError(f"Exporter: config={config!r} is not an ExportConfig; give an ExportConfig or None")
     if check not in ("warn", "fail", "off"):

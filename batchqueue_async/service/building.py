@@ -17,6 +17,7 @@ from batchqueue_async.service.file.kinds import SINKS, SOURCES
 from batchqueue_async.service.file.parts import make_policies
 from batchqueue_async.service.file.rules import is_reference
 from batchqueue_async.service.file.schema import export_config, queue_config
+from batchqueue_async.sinks.base import require_sink
 from batchqueue_async.sinks.secrets import Secret, resolve
 from batchqueue_async.sinks.tls import Tls
 
@@ -87,7 +88,8 @@ class Builder:
         kind = values.pop("type")
         if kind == "code":
             options: dict[str, Any] = values.get("options") or {}
-            return self._app.find("sink", values["use"])(**{name: _value(each) for name, each in options.items()})
+            made = self._app.find("sink", values["use"])(**{name: _value(each) for name, each in options.items()})
+            return require_sink(made, f"@app.sink({values['use']!r})")
         return construct(SINKS[kind], values)
 
     def exporters(self, sinks: Mapping[str, Any]) -> dict[str, Exporter]:

@@ -44,6 +44,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
+from batchqueue_async._support.handlers import method_problem
 from batchqueue_async.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -168,6 +169,42 @@ class Sink(Protocol):
     async def close(self) -> None:
         """Give everything back; may be called twice, and after an `open` that failed."""
         ...
+
+
+_CALLS = {"open": (), "send": ("batch",), "send_keyed": ("batch", "keys"), "send_prepared": ("prepared",), "close": ()}
+
+
+def require_sink(sink: object, owner: str) -> Sink:
+    """The same, if it can be called as a sink is; else each send would fail, and be repeated for ever.
+
+    Example:
+        >>> class Wrong:
+        ...     async def open(self) -> None: ...
+        ...     async def send(self) -> None: ...
+        ...     async def close(self) -> None: ...
+        >>> require_sink(Wrong(), "Exporter")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        batchqueue_async.errors.ConfigError: Exporter: sink=Wrong has a send that takes (); make it ...
+
+    Args:
+        sink: what is to be one.
+        owner: whose it is, for the message.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    if isinstance(sink, type):
+        raise ConfigError(
+            f"{owner}: sink={sink.__qualname__} is a class; make an object of it: {sink.__qualname__}(...)"
+        )
+    kind = type(sink).__qualname__
+    if not isinstance(sink, Sink):
+        raise ConfigError(f"{owner}: sink={kind} is not a sink; it needs async open(), send(batch) and close()")
+    for name, parameters in _CALLS.items():
+        unfit = method_problem(sink, name, *parameters)
+        if unfit is not None:
+            raise ConfigError(f"{owner}: sink={kind} {unfit.rule}; {unfit.way_out}")
+    return sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

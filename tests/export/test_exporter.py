@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from export_kit import Destination, Keyed, check, down, exporter, script
@@ -576,6 +577,39 @@ def test_what_is_no_sink_is_refused(sink):
         bq.Exporter(sink)
     with pytest.raises(bq.ConfigError, match="ExportConfig"):
         bq.Exporter(Destination(), {"path": "x"})
+
+
+def plain(self, batch): ...
+
+
+async def two(self, records, keys): ...
+
+
+async def in_pieces(self, batch):
+    yield batch
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "words"),
+    [
+        ("send", two, "has a send that takes (records, keys); make it async def send(self, batch)"),
+        ("send", plain, "has a send that is not async, and would block the event loop; make it async def send"),
+        ("send", in_pieces, "has a send that is an async generator function; write an async def without yield"),
+        ("open", two, "has an open that takes (records, keys); make it async def open(self)"),
+        ("close", two, "has a close that takes (records, keys); make it async def close(self)"),
+        ("send_keyed", in_pieces, "has a send_keyed that is an async generator function"),
+        ("send_prepared", two, "has a send_prepared that takes (records, keys); make it async def send_prepared"),
+    ],
+)
+def test_a_sink_that_no_exporter_could_call_is_refused(name, method, words):
+    kind = type("Wrong", (Destination,), {name: method})
+    with pytest.raises(bq.ConfigError, match=re.escape(f"Exporter: sink=Wrong {words}")):
+        bq.Exporter(kind())
+
+
+def test_the_class_of_a_sink_is_not_a_sink():
+    with pytest.raises(bq.ConfigError, match=re.escape("sink=Destination is a class; make an object of it")):
+        bq.Exporter(Destination)
 
 
 # --- cancellation

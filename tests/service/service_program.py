@@ -97,6 +97,14 @@ class Closed(Away):
         raise bq.RetryableError("connection to warehouse:5432 refused")
 
 
+@app.sink("of_two")
+class OfTwo(Away):
+    """A sink with a wrong signature."""
+
+    async def send(self, records, keys):
+        pass
+
+
 @app.sink("feeder")
 class Feeder(Away):
     """Puts one item into the queue `q` as soon as the service runs."""
