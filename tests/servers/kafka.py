@@ -144,4 +144,5 @@ def _listeners(ports: dict[str, int]) -> str:
 
 
 def _cluster_id() -> str:
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    # With a zero bit in front it cannot begin with "-", which the tool would take for an option.
+    return base64.urlsafe_b64encode((uuid.uuid4().int >> 1).to_bytes(16, "big")).rstrip(b"=").decode()
