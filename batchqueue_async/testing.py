@@ -458,9 +458,9 @@ async def check_sink(
     - `prepare`: what `prepare` makes in threads, while sends are under way, arrives
     - `keys`: records with keys arrive, and once where the sink says so
     - `overlap`: sends at once, where it is `concurrent`
-    - `cancelling`: a cancelled send ends, and later ones arrive
     - `transactions`: a batch is in at its commit, once, and what was rolled back never
     - `staging`: what is published is in once, and what was only staged never
+    - `cancelling`: a cancelled send ends, and later ones arrive
     - `away`: an outage raises what the exporter repeats
 
     After each of them no task may be left. A sink that does not say whether it is `concurrent` is warned of.

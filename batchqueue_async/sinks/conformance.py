@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Read: TypeAlias = "Callable[[], Awaitable[Sequence[Any]]]"
 
-_GRACE = 2.0
 _TURNS = 6
 _PAUSE = 0.01
 _SENT = itertools.count()
@@ -64,7 +63,7 @@ class SinkChecks:
         self._read = read
         self._away = away
         self._timeout = timeout
-        self._grace = min(_GRACE, timeout / 5)
+        self._grace = timeout / 5
         self._rules: dict[str, Callable[[Any], Coroutine[Any, Any, None]]] = {
             "life": self._life,
             "sends": self._sends,
@@ -72,9 +71,9 @@ class SinkChecks:
             "prepare": self._prepare,
             "keys": self._keys,
             "overlap": self._overlap,
-            "cancelling": self._cancelling,
             "transactions": self._transactions,
             "staging": self._staging,
+            "cancelling": self._cancelling,  # after all that count: what was cancelled may still arrive
             "away": self._is_away,
         }
 
@@ -404,6 +403,15 @@ async def _left_behind(before: set[asyncio.Task[Any]], grace: float) -> list[str
     end = loop.time() + grace
     while left := asyncio.all_tasks() - before:
         if loop.time() >= end:
-            return [task.get_name() for task in left]
+            return [f"{task.get_name()} in {_place(task)}" for task in left]
         await asyncio.sleep(_PAUSE)
     return []
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    """Where a task is: the coroutine and its line."""
+    frames = task.get_stack(limit=1)
+    if not frames:
+        return repr(task.get_coro())
+    code = frames[0].f_code
+    return f"{code.co_qualname} ({code.co_filename}:{frames[0].f_lineno})"

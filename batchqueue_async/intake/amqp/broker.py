@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from batchqueue_async.errors import AuthError, BatchQueueError, ConfigError, RetryableError
+from batchqueue_async.sinks._shared.connection import uncut
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.secrets import Secret, redacted, resolve
 from batchqueue_async.sinks._shared.tls import context
@@ -98,7 +99,7 @@ class Broker:
         if parts.scheme == "amqps" and self._tls not in {None, False}:
             options["context"] = context(self._tls)
         try:
-            return await client.connect(url, **options)
+            return await uncut(client.connect(url, **options), lambda connection: connection.close())
         except Exception as error:  # noqa: BLE001 - the client raises errors of many kinds; all are judged in one place
             raise self.judge(error) from None
 

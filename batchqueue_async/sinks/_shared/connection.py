@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
 T = TypeVar("T")
+
+GRACE = 1.0
+"""Seconds that a connect gets to come to its end, when nobody waits for it any more."""
+
+
+async def uncut(connect: Coroutine[Any, Any, T], end: Callable[[T], Awaitable[None]] | None = None) -> T:
+    """What a connect makes. When we are cancelled it goes on to its end, and what it made is ended by `end`.
+
+    Clients lose sockets and tasks when their connect is cut off between two of its steps: what is half made is in none
+    of their hands yet. Only a connect that does not end within a second of the cancellation is cancelled.
+
+    Raises:
+        ConnectionError: the client cancelled its own connect, which must not look as if we were cancelled.
+    """
+    task = asyncio.get_running_loop().create_task(connect, name="sink-connecting")
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        try:
+            if not (await asyncio.wait((task,), timeout=GRACE))[0]:
+                task.cancel()
+                await asyncio.wait((task,), timeout=GRACE)
+        finally:
+            task.cancel()  # does nothing to one that is done
+        if end is not None and task.done() and not task.cancelled() and task.exception() is None:
+            with contextlib.suppress(Exception):  # whatever a good-bye meets, nobody uses the connection
+                await end(task.result())
+        raise
+    if task.cancelled():
+        raise ConnectionError("the client gave up its own connect")
+    return task.result()
 
 
 class SharedConnection(Generic[T]):
@@ -35,7 +66,7 @@ class SharedConnection(Generic[T]):
     """
 
     def __init__(
-        self, make: Callable[[], Awaitable[T]], end: Callable[[T], Awaitable[None]], *, grace: float = 1.0
+        self, make: Callable[[], Coroutine[Any, Any, T]], end: Callable[[T], Awaitable[None]], *, grace: float = 1.0
     ) -> None:
         self._make = make
         self._end = end
@@ -50,7 +81,7 @@ class SharedConnection(Generic[T]):
             return self._current
         async with self._turn:
             if self._current is None:
-                self._current = await self._make()
+                self._current = await uncut(self._make(), self._end)
             return self._current
 
     def drop(self, broken: T) -> None:

@@ -22,10 +22,11 @@ from batchqueue_async.errors import (
     TooLargeError,
 )
 from batchqueue_async.sinks._shared import tls as tls_options
+from batchqueue_async.sinks._shared.connection import uncut
 from batchqueue_async.sinks._shared.extras import require
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 
     from batchqueue_async.sinks._shared.secrets import Secret
     from batchqueue_async.sinks._shared.tls import TlsOption
@@ -49,7 +50,7 @@ class Producer(Protocol):
 
     client: Any
 
-    async def start(self) -> None: ...
+    def start(self) -> Coroutine[Any, Any, None]: ...
     async def stop(self) -> None: ...
     async def partitions_for(self, topic: str) -> set[int]: ...
     async def send_and_wait(
@@ -66,7 +67,7 @@ class Producer(Protocol):
 class Consumer(Protocol):
     """What is used of `aiokafka.AIOKafkaConsumer`."""
 
-    async def start(self) -> None: ...
+    def start(self) -> Coroutine[Any, Any, None]: ...
     async def stop(self) -> None: ...
     def subscribe(self, topics: Sequence[str], *, listener: Any) -> None: ...
     def assignment(self) -> set[Any]: ...
@@ -114,7 +115,7 @@ class Cluster:
         producer: Producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, **self._options(), **options)
         try:
             async with asyncio.timeout(self.connect_timeout):
-                await producer.start()
+                await uncut(producer.start())
         except BaseException as error:
             await stop(producer)
             if isinstance(error, Exception):
@@ -132,7 +133,7 @@ class Cluster:
         consumer: Consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=list(self.bootstrap), **options)
         try:
             async with asyncio.timeout(self.connect_timeout):
-                await consumer.start()
+                await uncut(consumer.start())
         except BaseException as error:
             await stop_consumer(consumer)
             if isinstance(error, Exception):
@@ -168,11 +169,11 @@ class Cluster:
             bootstrap_servers=list(self.bootstrap), group_id=group, enable_auto_commit=False, **self._options()
         )
         try:
-            await consumer.start()
+            await uncut(consumer.start())
             consumer.assign([place])
             offset: int | None = await consumer.committed(place)
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
         return offset
 
 
