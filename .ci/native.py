@@ -34,9 +34,9 @@ def sanitize(python: str, seconds: str) -> int:
         build = {**os.environ, "BATCHQUEUE_SANITIZE": "1", "BATCHQUEUE_NO_EXTENSIONS": "0"}
         wheels = Path(scraps, "wheels")
         command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, copy]
-        subprocess.run(command, env=build, check=True)  # noqa: S603 - the project's own
+        subprocess.run(command, env=build, check=True)
         target = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", Path(scraps, "site")]
-        subprocess.run([*target, *wheels.iterdir()], check=True)  # noqa: S603 - the project's own
+        subprocess.run([*target, *wheels.iterdir()], check=True)
         shutil.rmtree(copy / "batchqueue_async")
         run = {
             **os.environ,
@@ -49,13 +49,13 @@ def sanitize(python: str, seconds: str) -> int:
         }
         fuzz = [python, "tests/_native/hostile.py", "--seconds", seconds]
         tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=600", *TESTS]
-        codes = [subprocess.run(each, cwd=copy, env=run, check=False).returncode for each in (fuzz, tests)]  # noqa: S603 - the commands above
+        codes = [subprocess.run(each, cwd=copy, env=run, check=False).returncode for each in (fuzz, tests)]
     return int(any(codes))
 
 
 def runtime_of(name: str) -> str:
     """Where gcc has a sanitizer's library, which must be there before the interpreter begins."""
-    told = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)  # noqa: S603, S607 - the compiler of the path
+    told = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)  # noqa: S607 - the compiler that PATH finds
     return told.stdout.strip()
 
 
@@ -70,7 +70,7 @@ def wheels(versions: list[str]) -> int:
         python = pythons.environment(version, interpreter)
         build = {**os.environ, "BATCHQUEUE_NO_EXTENSIONS": "0"}
         command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", "."]
-        subprocess.run(command, cwd=ROOT, env=build, check=True)  # noqa: S603 - the project's own
+        subprocess.run(command, cwd=ROOT, env=build, check=True)
         built += 1
     pythons.say(f"{built} wheels in dist/")
     return 0 if built else 1

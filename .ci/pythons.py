@@ -27,7 +27,7 @@ TESTS = ("tests/queue", "tests/bridge", "tests/runtime", "tests/faults")
 def runs(*command: str | Path) -> str | None:
     """What a command prints; None if it is not there or fails."""
     try:
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)  # noqa: S603 - interpreters and pyenv
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
@@ -58,10 +58,10 @@ def environment(version: str, interpreter: Path) -> Path:
     folder = VENVS / version
     python, stamp = folder / "bin" / "python", folder / ".installed"
     if not stamp.exists() or stamp.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
-        subprocess.run([interpreter, "-m", "venv", "--clear", folder], check=True)  # noqa: S603 - found above
+        subprocess.run([interpreter, "-m", "venv", "--clear", folder], check=True)
         pip = [python, "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)  # noqa: S603 - as in the Makefile
-        subprocess.run([*pip, "--editable", ".", "--group", "test"], cwd=ROOT, check=True)  # noqa: S603 - as in the Makefile
+        subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
+        subprocess.run([*pip, "--editable", ".", "--group", "test"], cwd=ROOT, check=True)
         stamp.touch()
     return python
 
@@ -81,7 +81,7 @@ def passes(version: str, interpreter: Path, seeds: int) -> bool:
     codes: list[int] = []
     for command in commands:
         say(f"python {version}: {' '.join(str(word) for word in command[1:])}")
-        codes.append(subprocess.run(command, cwd=ROOT, env=clean, check=False).returncode)  # noqa: S603 - the project's own
+        codes.append(subprocess.run(command, cwd=ROOT, env=clean, check=False).returncode)
     return not any(codes)
 
 

@@ -67,7 +67,7 @@ def run(part: str) -> int:
     command = [sys.executable, "-m", "pytest", "--cov", "--cov-report=", "--cov-fail-under=0", "--durations=25"]
     # One cache for each, since two write it at once.
     command += ["-o", f"cache_dir=.pytest_cache/{part}", *paths(part)]
-    done = subprocess.run(  # noqa: S603 - pytest, with folders of the project
+    done = subprocess.run(
         command,
         cwd=ROOT,
         env=env,
@@ -103,7 +103,7 @@ def install_servers() -> None:
             [apt, "update", "-q"],
             [apt, "install", "-y", "-q", "--no-install-recommends", *missing],
         ):
-            subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - these words
+            subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
     finally:
         if mine:
             policy.unlink(missing_ok=True)
@@ -113,9 +113,9 @@ def gate(*, enforce: bool) -> int:
     """Put the parts' coverage together, and compare it with the gate in pyproject.toml."""
     coverage = [sys.executable, "-m", "coverage"]
     files = [str(ROOT / f".coverage.{part}") for part in PARTS if (ROOT / f".coverage.{part}").exists()]
-    subprocess.run([*coverage, "combine", "-q", *files], cwd=ROOT, check=True)  # noqa: S603 - the suite's own files
+    subprocess.run([*coverage, "combine", "-q", *files], cwd=ROOT, check=True)
     report = [*coverage, "report"] if enforce else [*coverage, "report", "--fail-under=0"]
-    return subprocess.run(report, cwd=ROOT, check=False).returncode  # noqa: S603 - the suite's own files
+    return subprocess.run(report, cwd=ROOT, check=False).returncode
 
 
 def main() -> None:
