@@ -76,7 +76,7 @@ test-all-pythons: ## the core's tests, and SEEDS=20000 random programs, with eac
 	@$(PYTHON) .ci/pythons.py --seeds $(SEEDS) $(PYTHONS)
 
 .PHONY: constraints
-constraints: $(STAMP) ## pin what the dependencies resolve to, in constraints.txt
+constraints: $(STAMP) ## pin what the dependencies resolve to, in examples/deploy/constraints.txt
 	$(BIN)/python .ci/dependencies.py constraints
 
 .PHONY: test-lowest
@@ -88,10 +88,10 @@ test-newest: $(STAMP) ## the core's tests with the newest of every dependency
 	$(BIN)/python .ci/dependencies.py newest $(TESTS)
 
 .PHONY: sbom
-sbom: $(STAMP) ## a bill of materials of constraints.txt, CycloneDX, into dist/sbom.json
+sbom: $(STAMP) ## a bill of materials of the pinned dependencies, CycloneDX, into dist/sbom.json
 	$(BIN)/python -m pip install --quiet --group release
 	@mkdir -p dist
-	$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-file dist/sbom.json
+	$(BIN)/cyclonedx-py requirements examples/deploy/constraints.txt --pyproject pyproject.toml --output-file dist/sbom.json
 
 .PHONY: test
 test: lint types docs unit ## linters, type checkers, documents and all tests

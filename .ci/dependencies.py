@@ -1,6 +1,6 @@
 """The dependencies: pin what resolves today, or test the core with the oldest and the newest that are allowed.
 
-python3 .ci/dependencies.py constraints          writes constraints.txt, without the addresses of any index
+python3 .ci/dependencies.py constraints          writes the pins of examples/deploy, without the addresses of any index
 python3 .ci/dependencies.py lowest [TEST ...]    an environment with every lower bound of pyproject.toml, and its tests
 python3 .ci/dependencies.py newest [TEST ...]    one with the newest of everything, and its tests
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import pythons
 
 ROOT = Path(__file__).parents[1]
-CONSTRAINTS = ROOT / "constraints.txt"
+CONSTRAINTS = ROOT / "examples" / "deploy" / "constraints.txt"
 NAME = "batchqueue-async"
 TESTS = (
     "tests/queue",
@@ -31,7 +31,7 @@ TESTS = (
 LOWER = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?>=(?P<version>[\w.]+)")
 HEAD = """\
 # What `pip install ".[all,spark]"` resolves to, by `make constraints`. Installing with it repeats an environment:
-#   pip install --constraint constraints.txt ".[all]"
+#   pip install --constraint examples/deploy/constraints.txt ".[all]"
 """
 
 
@@ -58,7 +58,7 @@ def lowest(wanted: list[str]) -> list[str]:
 def resolved() -> list[str]:
     """Pins of what pip would install now."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
-    done = subprocess.run([*command, ".[all,spark]"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603 - pip
+    done = subprocess.run([*command, ".[all,spark]"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found = [each["metadata"] for each in json.loads(done.stdout)["install"]]
     pins = {re.sub(r"[-_.]+", "-", each["name"]).lower(): each["version"] for each in found}
     pins.pop(NAME, None)
@@ -69,15 +69,15 @@ def run(kind: str, tests: list[str]) -> int:
     """Make an environment, and run the tests in it; the exit code of pytest."""
     folder = pythons.VENVS / kind
     python = folder / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)  # noqa: S603 - this Python
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     pip = [python, "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)  # noqa: S603 - as in the Makefile
+    subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
         file.write("\n".join(lowest(requirements()) if kind == "lowest" else []))
     bounds = ["--constraint", file.name] if kind == "lowest" else ["--upgrade"]
-    subprocess.run([*pip, *bounds, "--editable", ".", "--group", "test"], cwd=ROOT, check=True)  # noqa: S603 - as above
+    subprocess.run([*pip, *bounds, "--editable", ".", "--group", "test"], cwd=ROOT, check=True)
     Path(file.name).unlink()
-    return subprocess.run([python, "-m", "pytest", "-q", *tests], cwd=ROOT, check=False).returncode  # noqa: S603 - as above
+    return subprocess.run([python, "-m", "pytest", "-q", *tests], cwd=ROOT, check=False).returncode
 
 
 def main() -> int:
