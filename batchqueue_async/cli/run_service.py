@@ -53,12 +53,14 @@ def run(arguments: Arguments) -> int:
 
 
 async def _serve(arguments: Arguments, spec: ServiceSpec, app: App) -> ServiceReport:
+    from batchqueue_async.runtime.service_manager import ServiceManager
     from batchqueue_async.service.running import Service
     from batchqueue_async.service.signals import StopSignals
 
     service = Service(spec, app, read_again=lambda: _read(arguments))
-    with StopSignals(lambda: service.spec.drain_timeout) as signals:
-        loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
+    systemd = ServiceManager()
+    with StopSignals(lambda: service.spec.drain_timeout) as signals, systemd.fed(loop):
         opening = loop.create_task(service.__aenter__(), name="service-open")
         asked = loop.create_task(signals.asked.wait(), name="service-asked")
         await asyncio.wait({opening, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -73,9 +75,12 @@ async def _serve(arguments: Arguments, spec: ServiceSpec, app: App) -> ServiceRe
         finally:
             asked.cancel()
         _greet(service.spec, service.ops)
+        systemd.ready()
+        systemd.status(f"running {spec.counts()}")
         try:
             await service.run(signals)
         finally:
+            systemd.stopping()
             hurrying = loop.create_task(_hurry(signals.hurry, service), name="service-hurry")
             report = await service.stop()
             hurrying.cancel()

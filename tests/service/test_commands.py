@@ -161,6 +161,23 @@ def test_run_ends_with_0_where_nothing_is_left(capsys, quiet_logs):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_systemd_is_notified(quiet_logs, monkeypatch):
+    """READY comes after the start, STOPPING when the drain begins, and the loop feeds the watchdog in between."""
+    write(SERVED + TABLE + "queues: {rows: {exporter: table}}\nexporters: {table: {sink: db, overflow: block}}\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.settimeout(60)
+        systemd.bind("notify.sock")
+        monkeypatch.setenv("NOTIFY_SOCKET", str(Path("notify.sock").resolve()))
+        monkeypatch.setenv("WATCHDOG_USEC", "60000")
+        Stopper(signal.SIGTERM).start()
+        assert main(["run", "s.yaml"]) == 0
+        said = []
+        while not said or not said[-1].startswith("STOPPING=1"):
+            said.append(systemd.recv(1000).decode())
+    assert said.index("READY=1") < said.index("STATUS=running 1 queue, 1 exporter, 1 sink") < len(said) - 1
+    assert "WATCHDOG=1" in said
+
+
 def test_run_with_a_broker_that_is_away_waits_for_it(capsys, quiet_logs):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
