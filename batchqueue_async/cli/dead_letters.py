@@ -1,7 +1,7 @@
 """`batchqueue dead-letters`: what a service's exporters, or a directory, gave up; list it, put it back, delete it.
 
-The pages of a running process only read, so `requeue` and `purge` work on a directory that nobody has open. While the
-service runs, its code can call `Exporter.requeue_dead_letters`.
+The pages of a running process only read, so `requeue` and `purge` work on a directory that nobody has open, and refuse
+any other without a change. While the service runs, its code can call `Exporter.requeue_dead_letters`.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _each(arguments: Arguments, verb: Callable[[Arguments], int]) -> int:
         except LockedError as error:
             owner = inspect.overview(path).owner
             raise BatchQueueError(
-                f"{name}: {path} is open in {owner or 'another process'}, which must end first; while it runs its code "
-                "can call Exporter.requeue_dead_letters()"
+                f"{name}: {path} is open in {owner or 'another process'}, and nothing was changed; stop that, run this "
+                "again, and start it, or let its code call Exporter.requeue_dead_letters()"
             ) from error
     return code
 

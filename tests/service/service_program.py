@@ -120,6 +120,18 @@ class Feeder(Away):
             await asyncio.sleep(0.01)
 
 
+@app.sink("feeds_one")
+class FeedsOne(Feeder):
+    """As `Feeder`, a number."""
+
+    async def feed(self):
+        while True:
+            with contextlib.suppress(bq.QueueClosedError):
+                await app.queue("q").produce(1)
+                return
+            await asyncio.sleep(0.01)
+
+
 @app.handler("stuck")
 async def stuck(batch):
     """Never return."""

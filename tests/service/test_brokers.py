@@ -15,6 +15,7 @@ from intake_rigs import RIGS
 from mounts import mounted
 from service_process import Running
 
+from batchqueue_async.cli.main import main
 from batchqueue_async.observe.client import OpsClient
 
 pytestmark = pytest.mark.timeout(400)
@@ -105,6 +106,35 @@ def test_each_broker_leads_into_a_table_from_a_file(request, name):
         assert sorted(database.execute("SELECT n FROM t")) == [(each,) for each in range(200)]
     assert asyncio.run(rig.unsettled()) == 0
     assert [body for body, _ in asyncio.run(rig.letters())] == [b"not json"]
+
+
+def test_dead_letters_of_a_running_service_go_back_after_a_stop(http_server, capsys):
+    """While it runs they are listed, and nothing else is done; stopped, put back and started, it delivers them."""
+    http_server.rules(max_body=0)
+    text = SERVED + (
+        "queues: {q: {handler: rows}, rows: {exporter: out}}\n"
+        "exporters: {out: {sink: web, path: queue, overflow: block}, e: {sink: fed, overflow: block}}\n"
+        f"sinks: {{web: {{type: http, url: '{http_server.url}/rows'}}, fed: {{type: code, use: feeds_one}}}}\n"
+    )
+    with Running(text) as service:
+        service.until("shop: running")
+        eventually(lambda: stats("out")["dead_lettered"] == 1)
+        assert main(["dead-letters", "list", "s.yaml", "--exporter", "out"]) == 0
+        assert capsys.readouterr().out.startswith("seq=")
+        for verb in ("requeue", "purge"):
+            assert main(["dead-letters", verb, "s.yaml", "--exporter", "out"]) == 2
+            assert "and nothing was changed; stop that, run this again, and start it" in capsys.readouterr().err
+        assert stats("out")["dead_lettered"] == 1
+        service.signal(signal.SIGTERM)
+        assert service.end()[0] == 0
+    assert main(["dead-letters", "requeue", "s.yaml", "--exporter", "out"]) == 0
+    http_server.rules()
+    with Running(text.replace("use: feeds_one", "use: away")) as service:
+        service.until("shop: running")
+        eventually(lambda: stats("out")["delivered"] == 1)
+        service.signal(signal.SIGTERM)
+        assert service.end()[0] == 0
+    assert [json.loads(each.body) for each in http_server.received()] == [[{"n": 1}]]
 
 
 def test_an_outage_fills_the_disk_and_nothing_is_lost(redis_server, http_server, tmp_path):

@@ -61,7 +61,7 @@ def test_dead_letters_of_a_running_service_are_only_listed(capsys):
     assert asyncio.run(run()) == (0, 2)
     said = capsys.readouterr()
     assert "refused by the table" in said.out
-    assert "which must end first; while it runs its code can call Exporter.requeue_dead_letters()" in said.err
+    assert "and nothing was changed; stop that, run this again, and start it, or let its code call" in said.err
 
 
 @pytest.mark.parametrize(
