@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from batchqueue_async._support import log
-from batchqueue_async.errors import ConfigError
+from batchqueue_async.errors import ConfigError, PermanentError
 from batchqueue_async.sinks._shared.records import is_table
-from batchqueue_async.sinks.base import Sink
+from batchqueue_async.sinks.base import SendResult, Sink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite.sink import SqliteSink
 from batchqueue_async.spark.record_keys import digest
@@ -47,7 +47,7 @@ class DeadLetters:
         """Keep bad rows; durable when this returns, as far as the sink is."""
         await self._route.open()  # anew where the loop that it was open on is gone, or is the parent process's
         self._opened = True
-        await self._route.send(records, None)
+        check_kept(await self._route.send(records, None))
 
     async def close(self) -> None:
         """Close the sink."""
@@ -57,6 +57,23 @@ class DeadLetters:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DeadLetters, (self._route.sink,)
+
+
+def check_kept(result: SendResult | None) -> None:
+    """Fail where a sink for dead letters has not taken all of them: a row that is in neither place is lost.
+
+    Example:
+        >>> check_kept(SendResult(rejected={0: PermanentError("too long")}))
+        Traceback (most recent call last):
+        ...
+        batchqueue_async.errors.PermanentError: the sink for dead letters rejected 1 of them; the first: too long; ...
+    """
+    if result is not None and result.rejected:
+        first = next(iter(result.rejected.values()))
+        raise PermanentError(
+            f"the sink for dead letters rejected {len(result.rejected)} of them; the first: {first}; "
+            "give them one that takes any row, such as JSON lines"
+        )
 
 
 def dead_letters_at(owner: str, on_bad_row: str, target: object, rows_into: object) -> DeadLetters | None:

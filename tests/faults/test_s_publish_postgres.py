@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import batchqueue_async as bq
-from batchqueue_async.sinks.base import Attempt, BatchKey, PrunableSink
+from batchqueue_async.sinks.base import Attempt, BatchKey, PrunableSink, SiftingSink
 from batchqueue_async.sinks.postgres import PostgresSink
 from batchqueue_async.sinks.postgres.types import wider_type
 
@@ -219,3 +219,79 @@ async def test_s_15_what_is_staged_says_whose_it_is_and_is_pruned(postgres, tabl
     assert await sink.prune(3600.0) == []
     assert await sink.prune(-60.0) == [odd]
     assert len(staged_tables(postgres)) == 2
+
+
+# --- rows that the table refuses only when they come into it
+
+
+async def sift(sink, attempts, key=KEY):
+    """Publish; what was refused, and the reasons."""
+    found = []
+    assert await sink.publish_sifted(key, attempts, found.extend)
+    return found
+
+
+async def test_s_22_a_publication_leaves_out_the_rows_that_the_table_refuses(postgres, table):
+    """By a constraint, a key that is there, a value that its column would change, and one that it can't hold."""
+    postgres.sql(f"CREATE TABLE {table} (id bigint PRIMARY KEY, v integer CHECK (v % 1000 <> 7), j jsonb)")
+    postgres.sql(f"INSERT INTO {table} VALUES (4999, 0, NULL)")
+    sink = PostgresSink(postgres.dsn, table)
+    assert isinstance(sink, SiftingSink)
+    rows = [{"id": n, "v": float(n), "j": {"n": [n]}} for n in range(5_000)]
+    rows[11]["v"], rows[12]["v"] = 0.5, 1e12
+    attempts = [
+        await stage(sink, "a", rows),
+        await stage(sink, "b", [{"id": 7_000, "v": 1}, {"id": 0, "v": 2}], part=1),
+        await stage(sink, "none", [], part=2),
+        await stage(sink, "stranger", [{"id": 8_000, "other": 1}], part=3),
+    ]
+    refused = await sift(sink, attempts)
+    wanted = sorted([7, 1007, 2007, 3007, 4007, 11, 12, 4999, 0, 8000])
+    assert sorted(row["id"] for row, _ in refused) == wanted
+    reasons = {row["id"]: reason for row, reason in refused}
+    assert "CheckViolationError" in reasons[7]
+    assert "UniqueViolationError" in reasons[4999]
+    assert "would change values" in reasons[11]
+    assert "NumericValueOutOfRangeError" in reasons[12]
+    assert "no column 'other'" in reasons[8000]
+    assert next(row for row, _ in refused if row["id"] == 7) == {"id": 7, "v": 7.0, "j": {"n": [7]}}
+    kept = set(range(5_000)) - {7, 1007, 2007, 3007, 4007, 11, 12} | {7_000}
+    assert sorted(map(int, postgres.sql(f"SELECT id FROM {table}"))) == sorted(kept)
+    assert postgres.sql(f"SELECT v, j FROM {table} WHERE id IN (0, 4999) ORDER BY id") == ['0|{"n": [0]}', "0|"]
+    assert staged_tables(postgres) == []
+    assert not await sink.publish_sifted(KEY, [await stage(sink, "again", [{"id": 9_000, "v": 7}])], pytest.fail)
+
+
+async def test_s_22_the_last_row_of_a_key_that_the_table_takes_stays(postgres, table):
+    postgres.sql(f"CREATE TABLE {table} (id bigint PRIMARY KEY, v integer CHECK (v <> 7))")
+    sink = PostgresSink(postgres.dsn, table, upsert_on=["id"])
+    rows = [{"id": n % 3, "v": n} for n in range(8)]  # the last row of key 1 is refused
+    assert [row for row, _ in await sift(sink, [await stage(sink, "a", rows)])] == [{"id": 1, "v": 7}]
+    assert postgres.sql(f"SELECT id, v FROM {table} ORDER BY id") == ["0|6", "1|4", "2|5"]
+
+
+async def test_s_22_more_refused_rows_than_a_batch_may_have_fail_it(postgres, table, monkeypatch):
+    monkeypatch.setattr("batchqueue_async.sinks.postgres.staging._MOST_REFUSED", 2)
+    postgres.sql(f"CREATE TABLE {table} (id bigint CHECK (id > 2))")
+    sink = PostgresSink(postgres.dsn, table)
+    attempt = await stage(sink, "a", [{"id": n} for n in range(5)])
+    with pytest.raises(bq.PermanentError, match="CheckViolationError"):
+        await sink.publish_sifted(KEY, [attempt], pytest.fail)
+    assert postgres.sql(f"SELECT * FROM {table}") == []
+    monkeypatch.undo()
+    assert len(await sift(sink, [attempt])) == 3  # what was staged is still there
+
+
+async def test_s_22_refused_rows_that_can_not_be_kept_fail_the_batch(postgres, table):
+    postgres.sql(f"CREATE TABLE {table} (id bigint CHECK (id > 2))")
+    sink = PostgresSink(postgres.dsn, table)
+    attempt = await stage(sink, "a", [{"id": n} for n in range(5)])
+
+    def full(refused):
+        raise OSError(f"no room for {len(refused)}")
+
+    with pytest.raises(OSError, match="no room for 3"):
+        await sink.publish_sifted(KEY, [attempt], full)
+    assert postgres.sql(f"SELECT * FROM {table}") == []
+    assert [row["id"] for row, _ in await sift(sink, [attempt])] == [0, 1, 2]
+    assert sorted(postgres.sql(f"SELECT id FROM {table}")) == ["3", "4"]

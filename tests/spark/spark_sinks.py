@@ -184,3 +184,9 @@ class OneTransaction(Keyed):
 
 def one_transaction(options):
     return OneTransaction()
+
+
+def dead_rows(options):
+    from batchqueue_async.sinks.postgres import PostgresSink
+
+    return PostgresSink(options["dsn"], "dead_rows")

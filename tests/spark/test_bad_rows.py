@@ -188,6 +188,29 @@ def test_rows_that_a_staged_table_refuses_are_found_one_by_one(tmp_path):
     assert [each["row"] for each in letters(tmp_path / "dead")] == [{"v": "nan", "n": 2}]
 
 
+def test_s_23_a_row_that_only_the_repeated_publication_refuses_is_not_lost(tmp_path):
+    """The letters of the first one are in, its commit failed, and others wrote a row with the same key."""
+    path = tmp_path / "out.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE rows (value INTEGER UNIQUE, name TEXT)")
+        database.execute("INSERT INTO rows VALUES (1, 'other')")
+        database.commit()
+    options = as_options({"sink": "spark_sinks:failing_publish", "path": str(path), **bad(tmp_path / "dead")})
+    worker = Worker(options)
+    part = data_source.PartWritten(worker.write(Attempt(KEY, 0, "a"), batches(1, 2, 3)))
+    with pytest.raises(OSError, match="the commit fails"):
+        data_source.publish(options, KEY, [part])
+    assert [each["row"]["value"] for each in letters(tmp_path / "dead")] == [1]
+    data_source.discard(options, KEY)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("INSERT INTO rows VALUES (2, 'other')")
+        database.commit()
+    part = data_source.PartWritten(worker.write(Attempt(KEY, 0, "b"), batches(1, 2, 3)))
+    assert data_source.publish(options, KEY, [part])
+    assert rows_of(path, "rows", "value") == [(1, "other"), (2, "other"), (3, "x")]
+    assert {each["row"]["value"] for each in letters(tmp_path / "dead")} == {1, 2}
+
+
 def test_more_bad_rows_than_a_batch_may_have_fail_it(tmp_path, monkeypatch):
     monkeypatch.setattr("batchqueue_async.sinks.sqlite.sink._MOST_REFUSED", 2)
     choosy_table(tmp_path / "out.db")

@@ -20,11 +20,11 @@ from batchqueue_async.sinks.postgres.table import SchemaMode, Table
 from batchqueue_async.sinks.postgres.writing import BatchWrite, PostgresTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from batchqueue_async.sinks._shared.tls import TlsOption
-    from batchqueue_async.sinks.base import Attempt, BatchKey, Delivered, SendResult, StagedPart
+    from batchqueue_async.sinks.base import Attempt, BatchKey, Delivered, Refused, SendResult, StagedPart
     from batchqueue_async.sinks.postgres.client import Connection
 
 
@@ -286,8 +286,22 @@ class PostgresSink:
 
         `timeout` is for each of its steps: it may take as long as its rows need.
         """
+        return await self.publish_sifted(key, attempts, None)
+
+    async def publish_sifted(
+        self, key: BatchKey, attempts: Sequence[Attempt], bury: Callable[[Refused], None] | None
+    ) -> bool:
+        """Publish, without the rows that the table refuses: those are given to `bury` before all others are in.
+
+        Constraints that PostgreSQL checks at the end of the transaction alone refuse the batch.
+
+        Args:
+            key: the batch.
+            attempts: those that count.
+            bury: called in a thread with those and the reasons; None refuses the batch instead.
+        """
         async with self._staging() as (staging, connection):
-            return await staging.publish(connection, key, attempts)
+            return await staging.publish(connection, key, attempts, bury)
 
     async def discard(self, key: BatchKey) -> None:
         """Drop what was staged for the batch, which may come again."""

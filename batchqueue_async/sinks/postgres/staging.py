@@ -5,6 +5,9 @@ each within the sink's `timeout`: the rows of a part are copied by ranges of its
 small part of that. All steps are one transaction. What was staged is dropped after it, table by table, because each
 table that a transaction drops takes room in the server's table of locks until its end.
 
+Where bad rows are to be left out, each range is copied behind a savepoint, and halved as long as the table refuses it,
+down to the row. What is refused is handed over before the commit.
+
 A staged table says in its comment whose it is; a task that finds its batch over when it ends drops its own.
 """
 
@@ -18,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from batchqueue_async.errors import PermanentError
-from batchqueue_async.sinks.base import BatchKey, StagedPart
+from batchqueue_async.sinks.base import BatchKey, SinkNeeds, StagedPart
 from batchqueue_async.sinks.postgres.types import listed, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from batchqueue_async.sinks.base import Attempt, SendResult
+    from batchqueue_async.errors import SinkError
+    from batchqueue_async.sinks.base import Attempt, Refused, SendResult
     from batchqueue_async.sinks.postgres.client import Connection
     from batchqueue_async.sinks.postgres.ledger import Ledger
     from batchqueue_async.sinks.postgres.sink import PostgresSink
@@ -39,8 +43,14 @@ AND relkind = 'r' AND starts_with(relname, $1)
 _BLOCKS = "SELECT pg_relation_size(to_regclass($1)) / current_setting('block_size')::int"
 _PREFIX = "batchqueue_staged_"
 _FIRST = 16  # blocks of 8 KiB
+_MOST_REFUSED = 10_000
+"""With more rows that a table refuses, it is not the rows that are wrong."""
 _SMALL, _LARGE = 1 / 16, 1 / 4
 """Which part of the timeout a step may take, below which the next one is larger, and above which it is smaller."""
+
+
+_Place = tuple[int, int]
+"""Of a row in its table: the block, and which row of the block."""
 
 
 def _digest(size: int, *words: object) -> str:
@@ -70,6 +80,8 @@ class _About(msgspec.Struct):
 
 class StagedRows:
     """A sink for one attempt's rows."""
+
+    needs = SinkNeeds(concurrency=1, atomic=True)
 
     def __init__(self, sink: PostgresSink, ledger: Ledger, attempt: Attempt) -> None:
         self._sink = sink
@@ -126,7 +138,13 @@ class Staging:
         self._timeout = timeout
         self._blocks = _FIRST
 
-    async def publish(self, connection: Connection, key: BatchKey, attempts: Sequence[Attempt]) -> bool:
+    async def publish(
+        self,
+        connection: Connection,
+        key: BatchKey,
+        attempts: Sequence[Attempt],
+        bury: Callable[[Refused], None] | None,
+    ) -> bool:
         """Copy the attempts' rows and note the batch in one transaction, and drop all that was staged for it."""
         async with self._step():
             await self._ledger.open(connection)
@@ -134,7 +152,10 @@ class Staging:
             await block.start()
             fresh = not await self._ledger.is_delivered(connection, key)
         if fresh:
-            await self._copy(connection, attempts)
+            refused: Refused | None = None if bury is None else []
+            await self._copy(connection, attempts, refused)
+            if bury is not None:
+                await asyncio.to_thread(bury, refused or [])
         async with self._step():
             if fresh:
                 await self._ledger.note_delivered(connection, key)
@@ -192,7 +213,7 @@ class Staging:
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    async def _copy(self, connection: Connection, attempts: Sequence[Attempt]) -> None:
+    async def _copy(self, connection: Connection, attempts: Sequence[Attempt], refused: Refused | None) -> None:
         table = self._table
         parts = [table.beside(staged_name(table.schema, table.name, attempt)) for attempt in attempts]
         columns: dict[str, str] = {}
@@ -211,39 +232,47 @@ class Staging:
                 await table.create(connection, columns)
             elif columns:
                 await table.suit(connection, columns)
-            table.check(columns)
+            if refused is None and (stranger := table.stranger(columns)) is not None:
+                raise stranger
         for part in parts:
             if part.columns:  # a part without rows may have no table
-                await self._check_types(connection, part)
-                await self._copy_part(connection, part)
+                await self._copy_part(connection, part, refused)
 
-    async def _check_types(self, connection: Connection, part: Table) -> None:
-        """Refuse rows that a column of another type would change: PostgreSQL rounds a number without a word."""
+    def _changes(self, part: Table) -> list[tuple[str, PermanentError]]:
+        """Which rows a column of another type would change, and why that is refused: PostgreSQL rounds in silence."""
         known = self._table.columns or {}
+        found: list[tuple[str, PermanentError]] = []
         for name, kind in (part.columns or {}).items():
             wanted = known[name]
             if wanted == kind or name in part.untyped:
                 continue
             column = quoted(name)
-            changed = f"SELECT count(*) FROM {part.quoted} WHERE {column}::{wanted}::{kind} IS DISTINCT FROM {column}"  # noqa: S608
-            async with self._step():
-                if await connection.fetchval(changed):
-                    raise PermanentError(
-                        f"PostgreSQL sink, table {self._table.name!r}: column {name!r} of type {wanted} would change "
-                        f"values of type {kind}; widen the column by ALTER TABLE or schema='widen', or cast the values",
-                        error_type="refused",
-                    )
+            reason = PermanentError(
+                f"PostgreSQL sink, table {self._table.name!r}: column {name!r} of type {wanted} would change "
+                f"values of type {kind}; widen the column by ALTER TABLE or schema='widen', or cast the values",
+                error_type="refused",
+            )
+            found.append((f"{column}::{wanted}::{kind} IS DISTINCT FROM {column}", reason))
+        return found
 
-    async def _copy_part(self, connection: Connection, part: Table) -> None:
+    async def _copy_part(self, connection: Connection, part: Table, refused: Refused | None) -> None:
+        if refused is None:
+            for changed, reason in self._changes(part):
+                async with self._step():
+                    if await _has(connection, part, changed):
+                        raise reason
         statement = self._copying(part)
         loop = asyncio.get_running_loop()
         async with self._step():
             end = int(await connection.fetchval(_BLOCKS, part.quoted))
         at = 0
         while at < end:
-            started, size = loop.time(), self._blocks
-            async with self._step():
-                await connection.execute(statement.format(first=at, next=at + size))
+            started, size = loop.time(), min(self._blocks, end - at)
+            if refused is None:
+                async with self._step():
+                    await connection.execute(statement.format(rows=_between(((at, 0), (at + size, 0)))))
+            else:
+                await self._sift(connection, part, statement, ((at, 0), (at + size, 0)), refused)
             at += size
             share = (loop.time() - started) / self._timeout
             if share < _SMALL and at < end:
@@ -258,8 +287,69 @@ class Staging:
         first = f"DISTINCT ON ({listed(on)}) " if on else ""
         last = f" ORDER BY {listed(on)}, ctid DESC" if on else ""
         text = f"INSERT INTO {self._table.quoted} ({listed(names)}) SELECT {first}{values} FROM {part.quoted}"  # noqa: S608
-        where = " WHERE ctid >= '({first},0)'::tid AND ctid < '({next},0)'::tid"
-        return _escaped(text) + where + _escaped(f"{last}{self._table.on_conflict(names)}")
+        return f"{_escaped(text)} WHERE {{rows}}" + _escaped(f"{last}{self._table.on_conflict(names)}")
+
+    # -- without bad rows ----------------------------------------------------------------------------------------
+
+    async def _sift(
+        self, connection: Connection, part: Table, statement: str, span: tuple[_Place, _Place], refused: Refused
+    ) -> None:
+        """Copy the rows from one place to before another, but for those that the table refuses."""
+        error = await self._try(connection, part, statement, _between(span))
+        if error is None:
+            return
+        first, end = span
+        middle = ((first[0] + end[0]) // 2, 0)
+        if end[0] - first[0] < 2:  # noqa: PLR2004 - within one block
+            async with self._step():
+                found = await connection.fetch(
+                    f"SELECT ctid FROM {part.quoted} WHERE {_between(span)} ORDER BY ctid"  # noqa: S608 - quoted
+                )
+            if len(found) < 2:  # noqa: PLR2004 - nothing left to halve
+                refused += [(await self._row(connection, part, each["ctid"]), str(error)) for each in found]
+                if len(refused) > _MOST_REFUSED:
+                    raise error
+                return
+            middle = found[len(found) // 2]["ctid"]
+        await self._sift(connection, part, statement, (first, middle), refused)
+        await self._sift(connection, part, statement, (middle, end), refused)
+
+    async def _try(self, connection: Connection, part: Table, statement: str, rows: str) -> SinkError | None:
+        """Copy rows, all of them or none; why they are refused."""
+        if (stranger := self._table.stranger(part.columns or ())) is not None:
+            return stranger
+        async with self._step():
+            try:
+                async with connection.transaction():  # inside another one: a savepoint
+                    for changed, reason in self._changes(part):
+                        if await _has(connection, part, f"{changed} AND {rows}"):
+                            return reason
+                    await connection.execute(statement.format(rows=rows))
+            except Exception as error:
+                refusal = self._table.refusal(error)
+                if refusal is None:
+                    raise
+                return refusal
+        return None
+
+    async def _row(self, connection: Connection, part: Table, place: _Place) -> dict[str, Any]:
+        async with self._step():
+            found = await connection.fetch(
+                f"SELECT {listed(part.columns or ())} FROM {part.quoted} WHERE ctid = '{_tid(place)}'::tid"  # noqa: S608 - quoted
+            )
+        return dict(found[0])
+
+
+async def _has(connection: Connection, part: Table, condition: str) -> bool:
+    return bool(await connection.fetchval(f"SELECT EXISTS (SELECT FROM {part.quoted} WHERE {condition})"))  # noqa: S608 - quoted
+
+
+def _between(span: tuple[_Place, _Place]) -> str:
+    return f"ctid >= '{_tid(span[0])}'::tid AND ctid < '{_tid(span[1])}'::tid"
+
+
+def _tid(place: _Place) -> str:
+    return f"({place[0]},{place[1]})"
 
 
 def _escaped(text: str) -> str:

@@ -229,10 +229,10 @@ class Table:
                 )
         return None
 
-    def check(self, names: Iterable[str]) -> None:
-        """Refuse names that are no columns."""
-        if reason := self._stranger(names):
-            raise PermanentError(reason, error_type="refused")
+    def stranger(self, names: Iterable[str]) -> PermanentError | None:
+        """Why rows with these columns are refused, if one of them is no column of the table."""
+        reason = self._stranger(names)
+        return None if reason is None else PermanentError(reason, error_type="refused")
 
     def beside(self, name: str) -> Table:
         """Another table of the same schema."""
@@ -455,18 +455,27 @@ class Table:
             async with connection.transaction():  # inside another one: a savepoint
                 written.new += await self.put(connection, rows, staged=written.staged)
         except Exception as error:
-            # Whatever the client raises about a value: its types are told by `is_of_record`.
-            if not is_of_record(error):
+            refusal = self.refusal(error)
+            if refusal is None:
                 raise
-            sink_error = translate_error(f"PostgreSQL sink, table {self.name!r}", error, self.retryable)
-            if isinstance(sink_error, RetryableError):
-                raise sink_error from None  # a state that is said to pass
-            if not isinstance(sink_error, SinkError):
-                sink_error = PermanentError(str(sink_error), error_type="refused")
-            return sink_error, line_of(error) if self.direct else None
+            return refusal, line_of(error) if self.direct else None
         finally:
             written.staged = True
         return None, None
+
+    def refusal(self, error: Exception) -> SinkError | None:
+        """Why the rows of a statement that failed are refused; None where the reason is not in the rows.
+
+        Raises:
+            RetryableError: it is in them, and was said to pass.
+        """
+        # Whatever the client raises about a value: its types are told by `is_of_record`.
+        if not is_of_record(error):
+            return None
+        meant = translate_error(f"PostgreSQL sink, table {self.name!r}", error, self.retryable)
+        if isinstance(meant, RetryableError):
+            raise meant from None
+        return meant if isinstance(meant, SinkError) else PermanentError(str(meant), error_type="refused")
 
     async def copy(self, connection: Connection, rows: Rows, after: Iterable[str] = ()) -> int:
         """Write rows by one COPY, and run these statements after it: one transaction, and one way to the server.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async.sinks.base import Attempt
-from batchqueue_async.spark.bad_rows import as_letter
+from batchqueue_async.spark.bad_rows import as_letter, check_kept
+from batchqueue_async.spark.record_keys import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,21 @@ def letters_key(key: BatchKey) -> BatchKey:
     return key._replace(source=f"{key.source}/dead-letters")
 
 
+def refused_key(key: BatchKey, letters: Sequence[dict[str, Any]]) -> BatchKey:
+    """The key of the letters of a publication, by what they say.
+
+    A table may refuse other rows when a publication is repeated, because others write into it meanwhile. The same
+    letters have the same key, and are there once; others are not taken for them.
+
+    Example:
+        >>> from batchqueue_async.sinks.base import BatchKey
+        >>> one, other = (refused_key(BatchKey("8f14", 7), [{"row": {"v": v}}]) for v in (1, 2))
+        >>> one.source.startswith("8f14/dead-letters/refused-"), one == other
+        (True, False)
+    """
+    return key._replace(source=f"{letters_key(key).source}/refused-{digest(sorted(map(digest, letters))).hex()}")
+
+
 class StagedLetters:
     """Where the bad rows of one attempt go; nothing is staged where there are none."""
 
@@ -41,7 +57,7 @@ class StagedLetters:
             part = self._sink.stage(self._attempt)
             await part.open()
             self._part = part
-        await self._part.send(records)
+        check_kept(await self._part.send(records))
 
     async def close(self) -> None:
         """What was sent is staged when this returns."""
@@ -71,19 +87,24 @@ class LettersOfBatch:
 
     async def publish(self, refused: Sequence[tuple[dict[str, Any], str]]) -> None:
         """Publish what the tasks staged, and the rows that were refused since, each with its reason."""
-        key, attempts = letters_key(self._batch), list(self._attempts)
-        if refused:
-            # In the place of a part that no task has.
-            part = max((each.part for each in attempts), default=-1) + 1
-            attempts.append(Attempt(key, part, PUBLICATION))
-            staged = self._sink.stage(attempts[-1])
-            await staged.open()
-            try:
-                await staged.send([as_letter(self._name, str(self._batch), row, reason) for row, reason in refused])
-            finally:
-                await staged.close()
         self.count = len(refused)
-        if attempts:
-            await self._sink.publish(key, attempts)
+        if refused:
+            await self._publish_refused(
+                [as_letter(self._name, str(self._batch), row, reason) for row, reason in refused]
+            )
+        key = letters_key(self._batch)
+        if self._attempts:
+            await self._sink.publish(key, self._attempts)
         else:
             await self._sink.discard(key)  # of attempts that do not count
+
+    async def _publish_refused(self, letters: list[dict[str, Any]]) -> None:
+        attempt = Attempt(refused_key(self._batch, letters), 0, PUBLICATION)
+        await self._sink.discard(attempt.key)  # of a publication that was cut off while it staged them
+        staged = self._sink.stage(attempt)
+        await staged.open()
+        try:
+            check_kept(await staged.send(letters))
+        finally:
+            await staged.close()
+        await self._sink.publish(attempt.key, [attempt])
