@@ -610,12 +610,19 @@ async def locked(postgres, sink, table):
     await other.close()
 
 
+async def no_one_waits(locked):
+    """The server has seen that calls were cancelled, before their lock is free."""
+    while await locked.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+        pass
+
+
 async def test_a_send_ends_at_its_timeout_and_leaves_nothing(postgres, sink, table, locked):
     sink.timeout = 0.2
     for _ in range(6):  # more than there are connections
         with pytest.raises(bq.RetryableError, match="TimeoutError"):
             await sink.send_keyed(ids(2), keys(2))
     sink.timeout = 10.0
+    await no_one_waits(locked)
     await locked.execute("ROLLBACK")
     await sink.send(ids(3))
     assert postgres.sql(f"SELECT id FROM {table}") == ["1", "3"]
@@ -629,6 +636,7 @@ async def test_a_send_that_is_cancelled_leaves_nothing(postgres, sink, table, lo
         send.cancel()
     done = await asyncio.gather(*sends, return_exceptions=True)
     assert [type(each) for each in done] == [asyncio.CancelledError] * 8
+    await no_one_waits(locked)
     await locked.execute("ROLLBACK")
     await sink.send(ids(3))
     assert postgres.sql(f"SELECT id FROM {table}") == ["1", "3"]

@@ -46,7 +46,7 @@ def run_batches(writer, checkpoint, count):
     """Let a query do so many micro-batches, each to Spark's own commit: a query that is stopped has one under way."""
     for _ in range(count):
         query = writer.option("checkpointLocation", str(checkpoint)).trigger(once=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(600)
 
 
 def forget_last_commit(checkpoint):
