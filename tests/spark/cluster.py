@@ -89,7 +89,7 @@ class Cluster:
         self.processes.append(process)
 
     def _wait_for(self, name: str, pattern: str, times: int) -> None:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         path = self.home / f"{name}.log"
         while len(re.findall(pattern, path.read_text(errors="replace"))) < times:
             if time.monotonic() > deadline:

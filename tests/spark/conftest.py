@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items):
     ours = [item for item in items if item.path.parent == HERE]
     for item in ours:
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(300))  # the first one starts the Spark of all
+            item.add_marker(pytest.mark.timeout(600))  # the first one starts the Spark of all
     if HAS_JAVA or os.environ.get("CI"):
         return
     for item in ours:

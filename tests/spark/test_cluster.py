@@ -303,7 +303,7 @@ def test_a_stream_goes_on_through_a_killed_executor_a_failed_commit_and_a_stop(s
     before = rows()
     query = stream(session, tmp_path, sink="spark_sinks:failing_publish")
     with pytest.raises(Exception, match="the commit fails"):
-        query.awaitTermination(120)
+        query.awaitTermination(600)
     assert rows() >= before
 
     wait = Path(f"{flag}.wait")

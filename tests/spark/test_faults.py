@@ -56,7 +56,7 @@ def run(frame, function, checkpoint, mode="append"):
     """Run a query over all that is there."""
     writer = frame.writeStream.outputMode(mode).foreachBatch(function)
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    query.awaitTermination(120)
+    query.awaitTermination(600)
     return query
 
 
@@ -396,7 +396,7 @@ for sink in (DriverSink("open", sink=Buffered()), DriverSink("exporter", consume
     sink._collector.last_bytes = 1
     sink(frame)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["closed with [1, 2]"] * 2, done.stderr
 
@@ -929,7 +929,7 @@ def test_s_types_executors_upsert_by_option(spark, tmp_path):
     )
     query = changing.option("checkpointLocation", str(tmp_path / "c")).start()
     with pytest.raises(Exception, match="batchqueue does not support Update mode"):  # as Spark itself says it
-        query.awaitTermination(120)
+        query.awaitTermination(600)
 
 
 # --- bad rows
@@ -1084,7 +1084,7 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout.split() == ["7"], done.stderr
 
 

@@ -107,7 +107,7 @@ outputs:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=400)
         assert process.returncode == 0, out + err
         assert f"{number.name}: stopping in order" in err
         assert "all: stopped" in out
@@ -135,7 +135,7 @@ timeouts: {stop: 5s}
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     (jvm,) = [int(each) for each in children if "java" in Path(f"/proc/{each}/cmdline").read_text()]
     os.kill(jvm, signal.SIGKILL)
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 3, out + err
     assert "did not end in order: Spark, which is gone" in out
 
