@@ -274,6 +274,7 @@ def test_a_stream_is_written_exactly_once_through_a_restart(spark, tmp_path):
     assert len(written) >= 5 * ROWS_PER_BATCH
 
 
+@pytest.mark.timeout(1200 + 4 * BACKLOG)
 def test_a_backlog_of_many_batches_is_written_exactly_once_through_restarts(spark, tmp_path):
     """A query was away while many batches came in; it is stopped amid them, and goes on."""
     path, source = tmp_path / "out.db", tmp_path / "in"
