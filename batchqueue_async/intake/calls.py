@@ -13,6 +13,7 @@ from batchqueue_async._support.handlers import call_of, handler_problem, method_
 from batchqueue_async._support.wording import name_of, short
 from batchqueue_async.errors import ConfigError, DeliveryError
 from batchqueue_async.export.policies import BatchPolicy
+from batchqueue_async.intake.message import bodies_of
 from batchqueue_async.intake.retrying import UndecodableError
 from batchqueue_async.queue.batch_queue import BatchQueue
 from batchqueue_async.sinks.base import SendResult
@@ -99,7 +100,7 @@ class DeliverCall:
 
     async def __call__(self, batch: Sequence[Message]) -> Rejected:
         """Hand the items over; returns when all have their outcome."""
-        items: list[Any] = [each.value for each in batch] if self._decoded else [each.body for each in batch]
+        items: list[Any] = [each.value for each in batch] if self._decoded else bodies_of(batch)
         try:
             await self._deliver(items)
         except DeliveryError as error:

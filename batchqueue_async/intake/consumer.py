@@ -214,7 +214,6 @@ class Consumer:
             prefetch=plan.prefetch,
             prefetch_bytes=plan.prefetch_bytes,
             batch=None if isinstance(self._call, SingleCall) else self._batch,
-            runs=plan.run > 0,
             decode=None if config.decode is None else Decoder(config.decode),
             order=ordered_by if callable(ordered_by) else self._key_order(),
             everything_ordered=plan.order == "function" and not callable(ordered_by),

@@ -69,7 +69,6 @@ class WorkerPool:
         prefetch: int,
         prefetch_bytes: int,
         batch: BatchPolicy | None = None,
-        runs: bool = False,
         decode: Decoder | None = None,
         order: Callable[[Message], Any] | None = None,
         everything_ordered: bool = False,
@@ -90,7 +89,6 @@ class WorkerPool:
             prefetch: messages held.
             prefetch_bytes: their bytes.
             batch: what a batch is; None is a message per call.
-            runs: whether the lane may give a `Run`.
             decode: makes the values.
             order: the function that gives a message's key.
             everything_ordered: whether all messages are one lane.
@@ -106,7 +104,6 @@ class WorkerPool:
         self._judge = judge
         self._prefetch = prefetch
         self._prefetch_bytes = prefetch_bytes
-        self._runs = runs
         self._decode = decode
         self._order = order
         self._everything_ordered = everything_ordered
@@ -317,12 +314,11 @@ class WorkerPool:
         if not units:
             return False
         self._begin(worker, units)
-        places: Sequence[Taken] = units
         try:
-            places, batch, bad = self._open(units)
+            batch, bad = self._open(units)
             rejected = await (self._call_with(call, batch, bad) if bad else call(batch))
         except BaseException as error:  # noqa: BLE001 - any error at all: every message gets its outcome
-            self._raised(worker, self._split(places), error)
+            self._raised(worker, self._split(units), error)
             return False
         finally:
             worker.busy = None
@@ -330,12 +326,12 @@ class WorkerPool:
         if self._scaler is not None:
             self._learn(worker, sum(unit.count for unit in units))
         if rejected:
-            self._failed(self._split(places), rejected, worker)
+            self._failed(self._split(units), rejected, worker)
         else:
-            self._batches.forget(places)
-            self._settlement.acked.extend(places)
+            self._batches.forget(units)
+            self._settlement.acked.extend(units)
             self._settlement.wake()
-            for key in {each.order for each in places}:
+            for key in {each.order for each in units}:
                 self.lanes.free(key)
         return ending
 
@@ -376,18 +372,16 @@ class WorkerPool:
             self._counts.in_flight += unit.count
         return units
 
-    def _open(self, units: list[Taken]) -> tuple[Sequence[Taken], Any, dict[int, BaseException]]:
-        """What is settled, what the handler is called with, and the places in it that could not be decoded."""
-        places: Sequence[Taken] = units
-        if self._runs and not all(isinstance(unit, Delivery) for unit in units):
-            if len(units) == 1:  # it is a sequence of messages itself
-                return units, units[0], {}
-            places = self._split(units)
-        batch: Any = places
+    def _open(self, units: list[Taken]) -> tuple[Any, dict[int, BaseException]]:
+        """What the handler is called with, and the places in it that could not be decoded."""
+        batch: Any = units
+        if not all(issubclass(kind, Delivery) for kind in set(map(type, units))):
+            # There are runs, which are sequences of messages. They stay whole while all of their messages share a fate.
+            batch = units[0] if len(units) == 1 else _messages(units)
         decode = self._decode
         if decode is None:
-            return places, batch, {}
-        return places, batch, {at: bad for at, each in enumerate(batch) if (bad := decode(each)) is not None}
+            return batch, {}
+        return batch, {at: bad for at, each in enumerate(batch) if (bad := decode(each)) is not None}
 
     @staticmethod
     async def _call_with(call: HandlerCall, batch: Sequence[Message], bad: dict[int, BaseException]) -> Rejected:
@@ -691,3 +685,14 @@ class WorkerPool:
             if timer is not None:
                 timer.cancel()
         return await self.workers.cancel(grace)
+
+
+def _messages(units: Sequence[Taken]) -> list[Message]:
+    """The messages of a batch that has runs among its deliveries."""
+    found: list[Message] = []
+    for unit in units:
+        if isinstance(unit, Delivery):
+            found.append(unit)
+        else:
+            found.extend(unit)
+    return found

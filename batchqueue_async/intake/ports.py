@@ -35,7 +35,7 @@ from batchqueue_async.errors import RetryableError
 from batchqueue_async.intake.message import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 Reason = Literal["permanent", "attempts", "age", "undecodable", "timeout"]
 """Why a message goes to the dead letters."""
@@ -201,6 +201,14 @@ class Run(Protocol):
 
     def __getitem__(self, place: int, /) -> Message:
         """One of the messages."""
+        ...
+
+    def __iter__(self) -> Iterator[Message]:
+        """Its messages, the same objects each time."""
+        ...
+
+    def bodies(self) -> list[bytes]:
+        """The bodies of its messages."""
         ...
 
     def split(self) -> Sequence[Delivery]:

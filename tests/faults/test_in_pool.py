@@ -639,6 +639,7 @@ class Run:
         self.epoch, self.order = messages[0].epoch, messages[0].order
         self.size = sum(each.size for each in messages)
         self.count, self.taken = len(messages), 0.0
+        self.was_split = False
 
     def __len__(self):
         return self.count
@@ -646,7 +647,14 @@ class Run:
     def __getitem__(self, place):
         return self.messages[place]
 
+    def __iter__(self):
+        return iter(self.messages)
+
+    def bodies(self):
+        return [each.body for each in self.messages]
+
     def split(self):
+        self.was_split = True
         return self.messages
 
 
@@ -655,22 +663,25 @@ class InRuns:
 
     def __init__(self, broker, plan, length):
         self.inner, self.length = broker.lane(plan), length
+        self.runs = []
         self.retries, self.counts_held = self.inner.retries, self.inner.counts_held
 
     async def connect(self):
-        return InRunsSession(await self.inner.connect(), self.length)
+        return InRunsSession(await self.inner.connect(), self.length, self.runs)
 
 
 class InRunsSession:
-    def __init__(self, inner, length):
-        self.inner, self.length = inner, length
+    def __init__(self, inner, length, runs):
+        self.inner, self.length, self.runs = inner, length, runs
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
     async def take(self, room):
         found = await self.inner.take(room)
-        return [Run(found[at : at + self.length]) for at in range(0, len(found), self.length)]
+        runs = [Run(found[at : at + self.length]) for at in range(0, len(found), self.length)]
+        self.runs += runs
+        return runs
 
     async def settle(self, outcomes):
         acked, released = (
@@ -694,15 +705,36 @@ async def test_in_66_a_batch_is_of_messages_however_short_its_runs_are(count, le
     # Of several workers: with one alone all messages are one lane of the pool's, and no lane gives runs.
     consumer = broker.consumer(handle, workers=2, batch=bq.BatchPolicy(max_records=4, linger=0.0), retry=FAST)
     assert consumer.plan.run == 4
-    consumer.use_lane(lambda plan: InRuns(broker, plan, length))
+    lanes = []
+    consumer.use_lane(lambda plan: lanes.append(InRuns(broker, plan, length)) or lanes[-1])
     async with consumer:
         broker.publish(*bodies(count))
         await broker.drained()
         stats = consumer.stats()
+    # What was handled whole is settled whole.
+    assert [each for run in lanes[0].runs if run.was_split for each in run] == failed
     assert {body for batch in batches for body in batch} == set(bodies(count))
     assert stats.failures == len(failed)
     assert (stats.acked, stats.dead_lettered) == (count, 0)
     assert broker.violations == []
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+async def test_in_66_a_queue_gets_bodies_however_short_its_runs_are(length):
+    broker, found = FakeBroker(), []
+
+    async def handle(batch):
+        found.extend(batch)
+
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("bodies", bq.QueueConfig(consumer=handle))
+        consumer = broker.consumer(queue, workers=2, batch=bq.BatchPolicy(max_records=4, linger=0.0))
+        consumer.use_lane(lambda plan: InRuns(broker, plan, length))
+        async with consumer:
+            broker.publish(*bodies(9))
+            await broker.drained()
+            assert consumer.stats().failures == 0
+    assert sorted(found) == bodies(9)
 
 
 @pytest.mark.parametrize("batch", [None, bq.BatchPolicy(max_records=8, linger=0.0)])

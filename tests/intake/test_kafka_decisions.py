@@ -232,6 +232,7 @@ def test_what_a_run_holds_is_what_its_messages_give_back():
     run = KafkaRun(records, part, A, size)
     part.received(0, len(run), size)
     assert size == sum(map(size_of, records)) == 103 + 0 + 2 + 3
+    assert run.bodies() == [each.body for each in run] == [b"x" * 100, b"", b"", b"yy"]
     for message in run.split():
         assert message.size >= 0
         message.finish()

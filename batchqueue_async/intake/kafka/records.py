@@ -153,6 +153,10 @@ class KafkaRun:
     def __repr__(self) -> str:
         return f"<{self.count} messages of {self.epoch.name} from offset {self._records[0].offset}>"
 
+    def bodies(self) -> list[bytes]:
+        """The bodies of its messages, without making those."""
+        return [b"" if record.value is None else record.value for record in self._records]
+
     def _made(self) -> list[KafkaMessage]:
         if self._messages is None:
             first: int = self._records[0].offset
