@@ -278,11 +278,23 @@ list_new(void)
     return spare_count > 0 ? spare_lists[--spare_count] : PyList_New(0);
 }
 
-/* Let go of a list's items, and keep it if nobody else has it. Finalizers may run. */
+/* Let go of a list's items, and keep it if nobody else has it. A short one keeps its memory: to grow again item by item
+ * would cost as much as the calls, where there are many types. Finalizers may run, and find the list: it is looked at
+ * anew for each item. */
+#define KEPT_PLACES 128
+
 static void
 list_retire(PyObject *list)
 {
-    if (Py_REFCNT(list) == 1 && PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL) < 0) {
+    Py_ssize_t left = PyList_GET_SIZE(list);
+    if (((PyListObject *)list)->allocated <= KEPT_PLACES) {
+        for (Py_ssize_t last; left > 0 && Py_REFCNT(list) == 1 && (last = PyList_GET_SIZE(list) - 1) >= 0; left--) {
+            PyObject *item = PyList_GET_ITEM(list, last);
+            Py_SET_SIZE(list, last);
+            Py_DECREF(item);
+        }
+    }
+    else if (Py_REFCNT(list) == 1 && PyList_SetSlice(list, 0, left, NULL) < 0) {
         PyErr_Clear(); /* for want of memory: it goes as a whole */
     }
     if (Py_REFCNT(list) == 1 && PyList_GET_SIZE(list) == 0 && spare_count < MOST_SPARE_LISTS && lists_out > 0) {

@@ -21,6 +21,8 @@ compiled_only = pytest.mark.skipif(not bq.accelerated, reason="the hot path is n
 KINDS: list[Any] = [type(f"Kind{number}", (), {}) for number in range(30)]
 marker: contextvars.ContextVar[str] = contextvars.ContextVar("marker", default="")
 
+SHORT = 6
+
 
 class Plain:
     """An awaitable that is no coroutine."""
@@ -320,6 +322,61 @@ def test_a_usual_partition_is_taken_whole():
     for arguments in [(ready, chunks), (5, chunks, 1, 1), (ready, 5, 1, 1), (ready, chunks, "", 1)]:
         with pytest.raises(TypeError):
             _native.take_usual(*arguments)
+
+
+@compiled_only
+@pytest.mark.parametrize("count", [SHORT, 600])
+@pytest.mark.parametrize("deed", ["look", "clear", "append", "keep", "keep and clear"])
+def test_a_finalizer_may_find_the_list_that_its_item_was_in(deed, count):
+    kept: list[Any] = []
+    found: list[int] = []
+
+    class Item:
+        """One of many."""
+
+    class Last(Item):
+        def __del__(self):
+            # it dies first, while the collector still knows the list and the others in it
+            for each in gc.get_objects():
+                if type(each) is list and any(type(item) is Item for item in each):
+                    found.append(len(each))
+                    if "keep" in deed:
+                        kept.append(each)
+                    if "clear" in deed:
+                        each.clear()
+                    if deed == "append":
+                        each.append(None)
+
+    for _ in range(3):
+        chunks: list[Any] = []
+        partition = partition_like(tail=[*(Item() for _ in range(count - 1)), Last()])
+        _native.take_usual(deque([partition]), chunks, 1, count)
+        assert len(chunks[0][1]) == count
+        assert _native.finish_usual(chunks) == 1
+        # whatever the finalizer did, the next round begins with an empty list
+        again = partition_like()
+        _native.take_usual(deque([again]), [], 1, 5)
+        assert again.tail == []
+        assert not any(again.tail is each for each in kept)
+        kept.clear()
+    assert found == ([count - 1] * 3 if count == SHORT else [])  # a long one is emptied before they die
+
+
+@compiled_only
+def test_a_short_list_comes_back_with_its_memory_and_a_long_one_without():
+    def size_after(count):
+        partition = partition_like(tail=list(range(count)))
+        chunks: list[Any] = []
+        _native.take_usual(deque([partition]), chunks, 1, count)
+        _native.finish_usual(chunks)
+        again = partition_like()
+        _native.take_usual(deque([again]), [], 1, 5)
+        assert again.tail == []
+        return sys.getsizeof(again.tail)
+
+    empty = sys.getsizeof([])
+    assert empty < size_after(100) <= empty + 128 * 8
+    assert size_after(1_000) == empty
 
 
 @compiled_only
