@@ -22,6 +22,7 @@ KINDS: list[Any] = [type(f"Kind{number}", (), {}) for number in range(30)]
 marker: contextvars.ContextVar[str] = contextvars.ContextVar("marker", default="")
 
 SHORT = 6
+TIMES = 400
 
 
 class Plain:
@@ -252,6 +253,60 @@ async def test_rounds_leave_no_block_of_memory_behind(caplog):
     gc.collect()
     assert sys.getallocatedblocks() - before < 300, "of 5,000 batches, some stayed"
     await queue.shutdown()
+
+
+@pytest.mark.real_time
+async def test_no_reference_stays_behind(caplog):
+    caplog.set_level(logging.CRITICAL, logger="batchqueue_async")
+
+    async def waits(batch):
+        await asyncio.sleep(0)
+
+    async def fails(batch):
+        raise ValueError
+
+    handlers = [ignore, waits, fails, ignore]
+    queue = typed(on_error=lambda batch, error: None)
+    for kind, handler in zip(KINDS, handlers, strict=False):
+        queue.add_handler(kind, handler)
+    single: Any = bq.BatchQueue("single", bq.QueueConfig(consumer=ignore))
+    bridge = single.bridge()
+    items = [kind() for kind in KINDS[: len(handlers)] * 60]
+
+    def from_a_thread():
+        for item in items[:10]:
+            assert bridge.produce(item)
+        assert bridge.produce_many(items[:10]) == 10
+
+    async def everything(times):
+        for _ in range(times):
+            for each in (queue, single):
+                for item in items[:8]:
+                    assert each.produce_nowait(item)
+                    assert await each.produce(item)
+                    each.produce(item).close()
+                assert await each.produce_many(items) == len(items)
+                assert each.produce_many_nowait(items) == len(items)
+                await each.flush()
+            await asyncio.to_thread(from_a_thread)
+            await single.flush()
+
+    watched = [None, True, False, NotImplemented, (), *KINDS[:5], *handlers, items[0], queue, single, asyncio.Task]
+    # of a debug build; uvloop's own objects grow it, with the Python as well
+    plain = type(asyncio.get_running_loop()).__module__.startswith("asyncio")
+    total = getattr(sys, "gettotalrefcount", lambda: 0) if plain else lambda: 0
+
+    def counts():
+        gc.collect()
+        return [sys.getrefcount(each) for each in watched] + [total()]
+
+    await everything(30)
+    before = counts()
+    await everything(TIMES)
+    grown = [now - then for now, then in zip(counts(), before, strict=True)]
+    assert max(grown) < TIMES // 2, f"of {TIMES} times, each left something: {grown}"
+    await queue.shutdown()
+    await single.shutdown()
 
 
 # -- objects that are not as expected --------------------------------------------------------------------------------
