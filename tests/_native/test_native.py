@@ -586,3 +586,11 @@ async def test_no_block_of_memory_stays_behind(queue):
         await use()
     gc.collect()
     assert sys.getallocatedblocks() - before < 600, "of 20,000 objects, some stayed"
+
+
+@compiled_only
+@pytest.mark.parametrize("kind", ["typed", "one"])
+@pytest.mark.parametrize("amid", ["drain", "put", "left"])
+def test_an_interpreter_that_ends_amid_a_call_ends_in_peace(amid, kind):
+    late = "called late\n" if amid == "left" else ""
+    assert run_python("-X", "faulthandler", "tests/_native/endings.py", amid, kind) == f"ends now, True\n{late}"
