@@ -106,7 +106,8 @@ class Hostility:
         elif way == 2:
             call.throw(OddHashError)
         elif way == 3:
-            call.send(None)
+            with suppress(StopIteration):  # amid another coroutine it would be a RuntimeError of that one
+                call.send(None)
         elif way == 4:
             self.kept += [call, asyncio.ensure_future(call)]
         elif way == 5:
@@ -190,7 +191,11 @@ def main() -> int:
     until = time.monotonic() + options.seconds
     seed, items = options.first, 0
     while time.monotonic() < until:
-        items += asyncio.run(run_seed(seed))
+        try:
+            items += asyncio.run(run_seed(seed))
+        except BaseException:
+            sys.stderr.write(f"seed {seed}: --first {seed} begins with it\n")
+            raise
         seed += 1
     sys.stdout.write(f"compiled {bq.accelerated}: {seed - options.first} seeds, {items} items, nothing broke\n")
     return 0
