@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 BOUND = 10_000
 BULK = 1_000
+MIXED_THREADS = 32
+KINDS: list[type] = [type(f"Kind{number}", (), {"__slots__": ()}) for number in range(100)]
 
 
 async def _ignore(batch: Sequence[Any]) -> None:
@@ -41,13 +44,25 @@ def in_loop(count: int) -> float:
     return _on_loop(main)
 
 
-def in_loop_bulk(count: int) -> float:
-    """The same for `produce_many` by 1,000."""
+def _by_type() -> bq.QueueConfig[Any]:
+    return bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(16), buffer_size=BOUND)
+
+
+def _mixed_batch() -> list[Any]:
+    kinds = KINDS * (BULK // len(KINDS))
+    random.Random(20_240_229).shuffle(kinds)
+    return [kind() for kind in kinds]
+
+
+def in_loop_bulk(count: int, *, mixed: bool = False) -> float:
+    """The same for `produce_many` by 1,000; of one type to a consumer, or of 100 types to a handler each."""
 
     async def main() -> float:
         async with bq.BatchQueueManager() as manager:
-            queue = manager.create("in loop", _config())
-            batch = list(range(BULK))
+            queue = manager.create("in loop", _by_type() if mixed else _config())
+            for kind in KINDS if mixed else ():
+                queue.add_handler(kind, _ignore)
+            batch = _mixed_batch() if mixed else list(range(BULK))
             start = time.perf_counter()
             for _ in range(count // BULK):
                 await queue.produce_many(batch)
@@ -68,20 +83,27 @@ def bridge(count: int, threads: int = 1) -> float:
     return _through_bridge(count, threads, work)
 
 
-def bridge_bulk(count: int) -> float:
-    """The same for `SyncQueue.produce_many` by 1,000."""
+def bridge_bulk(count: int, *, mixed: bool = False) -> float:
+    """The same for `SyncQueue.produce_many` by 1,000: of one type from one thread, or of 100 types from 32."""
 
     def work(queue: bq.SyncQueue[Any], share: int) -> None:
-        batch = list(range(BULK))
+        batch = _mixed_batch() if mixed else list(range(BULK))
         for _ in range(share // BULK):
             queue.produce_many(batch)
 
-    return _through_bridge(count, 1, work)
+    if not mixed:
+        return _through_bridge(count, 1, work)
+    share = BULK * MIXED_THREADS
+    return _through_bridge(max(1, count // share) * share, MIXED_THREADS, work, mixed=True)
 
 
-def _through_bridge(count: int, threads: int, work: Callable[[bq.SyncQueue[Any], int], None]) -> float:
+def _through_bridge(
+    count: int, threads: int, work: Callable[[bq.SyncQueue[Any], int], None], *, mixed: bool = False
+) -> float:
     with bq.SyncBridge() as bridge:
-        queue = bridge.get_or_create("bridge", _config())
+        queue = bridge.get_or_create("bridge", _by_type() if mixed else _config())
+        for kind in KINDS if mixed else ():
+            queue.add_handler(kind, _ignore)
         workers = [threading.Thread(target=work, args=(queue, count // threads)) for _ in range(threads)]
         start = time.perf_counter()
         for worker in workers:
