@@ -117,6 +117,10 @@ $(BENCH_STAMP): $(STAMP)
 bench: $(BENCH_STAMP) ## the speed table, compared with other queues; BENCH="--help" lists the options
 	$(BIN)/python -m tests.benchmarks $(BENCH)
 
+.PHONY: bench-page
+bench-page: $(BENCH_STAMP) ## the documents' page of figures and its plot, from the last `make bench`
+	$(BIN)/python -m tests.benchmarks.page
+
 .PHONY: bench-bridge
 bench-bridge: $(BENCH_STAMP) ## threads to a queue, compared with janus and culsans; BENCH="--help" lists the options
 	$(BIN)/python -m tests.benchmarks.bridge $(BENCH)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import batchqueue_async
+
 from .model import Row, Samples, Verdict, judge, percentile, spread
 from .peers import missing_peers
 
@@ -135,6 +137,7 @@ def as_json(outcomes: list[Outcome], **settings: object) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "accelerated": batchqueue_async.accelerated,
         "gc": "enabled, collected before each case's turn",
         "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "missing_peers": missing_peers(),
