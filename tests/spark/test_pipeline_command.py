@@ -115,6 +115,37 @@ outputs:
         assert found == list(range(len(found)))
 
 
+def test_a_service_runs_it_and_stops_it_in_order(tmp_path):
+    (tmp_path / "pipeline.yaml").write_text(
+        LOCAL
+        + """\
+sources:
+  numbers: {type: rate-micro-batch, rows_per_batch: 10, start: "2026-01-01"}
+outputs:
+  all: {view: numbers, to: {type: sqlite, path: out.db, table: numbers}}
+"""
+    )
+    (tmp_path / "service.yaml").write_text(
+        """\
+service: {drain_timeout: 150s}
+observe: {enabled: false}
+pipelines: {numbers: {file: pipeline.yaml}}
+"""
+    )
+    process = start("service.yaml", cwd=tmp_path)
+    deadline = time.monotonic() + 300
+    while len(rows(tmp_path / "out.db", "numbers")) < 20:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "nothing is left undelivered" in err
+    found = [value for _, value in rows(tmp_path / "out.db", "numbers", "value")]
+    assert found == list(range(len(found)))
+
+
 def test_a_spark_that_dies_ends_it_with_3_and_the_next_run_goes_on(tmp_path):
     (tmp_path / "pipeline.yaml").write_text(
         LOCAL
