@@ -24,9 +24,9 @@ FRESH = 0.2
 FRAME_EVERY = 0.9
 """Seconds between two frames: each is compared with the one before, and many pages share them."""
 FRAMES_SHARE = 100.0
-"""Frames take a hundredth of a core at most: where one takes longer to make, they come less often,"""
+"""A frame comes after this many times the CPU seconds of the one before, so that frames take a hundredth of a core."""
 SLOWEST_FRAMES = 1.5
-"""but not so seldom that a fault would show late."""
+"""The most seconds between two frames, so that a fault shows soon; frames that take long may cost more of a core."""
 HISTORY = 600
 """Frames that a page is given at its start: ten minutes."""
 
