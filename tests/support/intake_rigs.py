@@ -55,13 +55,14 @@ class NatsRig:
     def consumer(self, handler, *, address=None, **options):
         options = {**QUICK, "dead_letters": f"{self.dead}.x", **options}
         options.setdefault("ack_wait", 3.0)
+        # Through a proxy a silent server is to be noticed soon; else a busy machine alone must end no session.
+        options.setdefault("heartbeat", 5.0 if address is None else 0.5)
         return intake.NatsConsumer(
             f"nats://{address or self.server.address}",
             f"{self.stream}.>",
             handler,
             stream=self.stream,
             durable=self.durable,
-            heartbeat=0.5,
             **options,
         )
 
@@ -114,13 +115,14 @@ class RedisRig:
     def consumer(self, handler, *, address=None, **options):
         options = {**QUICK, "dead_letters": f"{self.stream}.dead", **options}
         options.setdefault("claim_after", 2.0)
+        # As with NATS's heartbeats.
+        options.setdefault("timeout", 60.0 if address is None else 1.0)
         return intake.RedisConsumer(
             f"redis://{address or self.server.address}",
             self.stream,
             handler,
             group=self.group,
             block=0.5,
-            timeout=1.0,
             **options,
         )
 
