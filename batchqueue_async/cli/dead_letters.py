@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from batchqueue_async.cli import disk
 from batchqueue_async.cli.commands import PATH, Argument, Arguments, command, flag, group, option, raw, say
-from batchqueue_async.durable.disk import inspect
-from batchqueue_async.errors import BatchQueueError, ConfigError, LockedError
+from batchqueue_async.errors import ConfigError, LockedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,11 +100,7 @@ def _each(arguments: Arguments, verb: Callable[[Arguments], int]) -> int:
         try:
             code = max(code, verb(Arguments(**vars(arguments), path=path)))
         except LockedError as error:
-            owner = inspect.overview(path).owner
-            raise BatchQueueError(
-                f"{name}: {path} is open in {owner or 'another process'}, and nothing was changed; stop that, run this "
-                "again, and start it, or let its code call Exporter.requeue_dead_letters()"
-            ) from error
+            raise LockedError(f"{name}: {error}") from error
     return code
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from batchqueue_async.cli import letters as letters_file
 from batchqueue_async.cli.commands import PATH, Argument, command, complain, flag, group, option, say
 from batchqueue_async.durable import DurableQueue
 from batchqueue_async.durable.disk import inspect
+from batchqueue_async.errors import LockedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
     import click
@@ -233,17 +235,31 @@ def purge_letters(arguments: Arguments) -> int:
     return 0
 
 
-async def _delete(path: Path, seqs: list[int] | None, before: float | None) -> int:
-    async with DurableQueue.open(path) as queue:
-        return await queue.purge_dead_letters(seqs, before=before)
-
-
 def _restore(arguments: Arguments) -> int:
     name = inspect.restore(arguments.path, arguments.name)
     say(json.dumps({"restored": name}) if arguments.json else f"{name} is back; open or repair the queue")
     return 0
 
 
+@asynccontextmanager
+async def _own(path: Path, *calls: str) -> AsyncGenerator[DurableQueue]:
+    """The queue, which nobody else has open; else the error names the calls that its owner may make."""
+    try:
+        async with DurableQueue.open(path) as queue:
+            yield queue
+    except LockedError as error:
+        owner = inspect.overview(path).owner or "another process"
+        raise LockedError(
+            f"{path} is open in {owner}, and nothing was changed; stop that, run this again, and start it, or let its "
+            f"code call {' or '.join(calls)}"
+        ) from error
+
+
 async def _put_back(path: Path, seqs: list[int] | None) -> int:
-    async with DurableQueue.open(path) as queue:
+    async with _own(path, "Exporter.requeue_dead_letters()", "DurableQueue.requeue_dead_letters()") as queue:
         return await queue.requeue_dead_letters(seqs)
+
+
+async def _delete(path: Path, seqs: list[int] | None, before: float | None) -> int:
+    async with _own(path, "DurableQueue.purge_dead_letters()") as queue:
+        return await queue.purge_dead_letters(seqs, before=before)

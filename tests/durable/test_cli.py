@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 
 import pytest
 from durable_kit import ROOT, RecordingFiles, flip, segments
@@ -63,7 +64,13 @@ async def test_beside_a_running_owner(spool, capsys):
         assert "opening would" not in text
         assert "open" in text
         assert (await run(capsys, "repair", spool))[0] == 2
-        assert (await run(capsys, "dead-letters", "requeue", spool))[0] == 2
+        for action in ("requeue", "purge"):
+            assert await asyncio.to_thread(main, ["disk", "dead-letters", action, str(spool)]) == 2
+            error = capsys.readouterr().err
+            assert f'"pid": {os.getpid()}' in error
+            assert "and nothing was changed; stop that, run this again, and start it, or let its code call" in error
+            assert f"DurableQueue.{action}_dead_letters()" in error
+            assert callable(getattr(queue, f"{action}_dead_letters"))
         assert await queue.put(b"the owner goes on") > 0
 
 
