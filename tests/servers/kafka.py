@@ -133,6 +133,17 @@ class Kafka(base.Server):
     def ready(self) -> bool:
         return all(map(base.can_connect, (self.port, self.sasl_port, self.tls_port, self.proxied_port)))
 
+    def set_quota(self, rate: int | None) -> None:
+        """Let each client produce so many bytes a second; None sets no limit."""
+        change = (
+            ["--delete-config", "producer_byte_rate"]
+            if rate is None
+            else ["--add-config", f"producer_byte_rate={rate}"]
+        )
+        whom = ["--entity-type", "clients", "--entity-default"]
+        command = ["kafka.admin.ConfigCommand", "--bootstrap-server", self.address, "--alter"]
+        self.run(*self._java(), *command, *whom, *change)
+
     def _java(self) -> list[str]:
         options = ["-Xmx384m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
         log4j = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.xml'}"

@@ -522,3 +522,38 @@ async def test_times_and_headers_from_fields_and_zstd(kafka, make, topic):
     assert headers == [[("tenant", b"a"), ("kind", b"5")], [], []]
     with pytest.raises(bq.ConfigError, match="headers='tenant'"):
         make(headers="tenant")
+
+
+# --- quotas
+
+
+@pytest.fixture
+async def quota(kafka):
+    """Clients may produce 100,000 bytes a second."""
+    await asyncio.to_thread(kafka.set_quota, 100_000)
+    yield
+    await asyncio.to_thread(kafka.set_quota, None)
+
+
+@pytest.mark.real_time(one_loop=True)
+@pytest.mark.usefixtures("quota")
+async def test_a_quota_slows_an_exporter_down_and_costs_no_record(kafka, make, topic, monkeypatch):
+    throttled = []
+    send = aiokafka.client.AIOKafkaClient.send
+
+    async def noting(self, node, request, **options):
+        response = await send(self, node, request, **options)
+        throttled.append(getattr(response, "throttle_time_ms", 0))
+        return response
+
+    monkeypatch.setattr(aiokafka.client.AIOKafkaClient, "send", noting)
+    # More than the broker lets in while it counts the first seconds.
+    records = [b"%06d" % number + bytes(994) for number in range(1_500)]
+    config = bq.ExportConfig(batch=bq.BatchPolicy(max_records=100, linger=0.0), workers=bq.WorkerPolicy.fixed(4))
+    async with bq.Exporter(make(), config) as export:
+        await export.consume(records)
+        await export.flush(240.0)
+        stats = export.stats()
+    assert (stats.delivered, stats.dead_lettered, stats.records, stats.breaker_opens) == (1_500, 0, 0, 0)
+    assert set(values(await read(kafka, topic))) == set(records)
+    assert max(throttled) > 0
