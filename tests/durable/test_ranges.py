@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from batchqueue_async.durable.disk.acklog import attempts_left
 from batchqueue_async.durable.state import ranges
 from batchqueue_async.durable.state.ranges import RangeMap, RangeSet
 
@@ -77,3 +78,21 @@ def test_leases_in_order_are_one_range():
     assert list(found) == [(0, 100_000, 1)]
     found.put(7, 8, 70_000)
     assert list(found) == [(0, 7, 1), (7, 8, 65_535), (8, 100_000, 1)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=PARTS, steps=STEPS, low=st.integers(0, 20), size=st.integers(0, 60))
+def test_the_attempts_of_what_is_not_settled(parts, steps, low, size):
+    attempts, settled = RangeMap((start, start + length, count) for start, length, count in parts), RangeSet()
+    for adds, start, length in steps:
+        if adds and low <= start and start + length <= low + size:
+            settled.add(start, start + length)
+    records = range(low, low + size)
+    found = {
+        (number, entry.attempts)
+        for entry in attempts_left(records, settled, attempts)
+        for number in range(entry.low, entry.high)
+    }
+    assert found == {(number, attempts.get(number)) for number in records if number not in settled} - {
+        (number, 0) for number in records
+    }

@@ -12,12 +12,12 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from durable_kit import ROOT, GatedRunner, RecordingFiles, drain, flip, opened, segments
+from durable_kit import ROOT, GatedRunner, RecordingFiles, drain, eventually, flip, opened, segments
 
 from batchqueue_async.cli.main import main
 from batchqueue_async.durable import DurableConfig, DurableQueue
+from batchqueue_async.durable.disk import acklog, inspect
 from batchqueue_async.durable.disk import format as fmt
-from batchqueue_async.durable.disk import inspect
 from batchqueue_async.durable.disk.files import OsFiles
 from batchqueue_async.leases.lease import Lease
 from batchqueue_async.leases.run import Run
@@ -470,3 +470,44 @@ async def test_a_record_that_kills_its_process_three_times_is_given_up():
         (letter,) = await queue.dead_letters()
         assert (letter.payload, letter.reason) == (b"poison", "max_attempts")
         assert queue.stats().dead_lettered == 1
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+async def test_d_38_a_lease_of_one_record_costs_the_same_in_a_frame_of_thousands(order):
+    """Counted, not timed: the calls of a lease, and of giving it back for later."""
+
+    async def cost(records: int) -> int:
+        async with opened(RecordingFiles(), durability="os", order=order) as queue:
+            await queue.put_many([b"x"] * records)
+            calls = calls_of(queue.lease(1))
+            assert queue.leased == 1
+            return calls
+
+    assert await cost(20_000) < 2 * await cost(20)
+
+
+async def test_d_39_acknowledgements_that_are_written_anew_are_encoded_on_the_writers_thread():
+    """Counted, not timed: what the loop does of it for 10,000 records that were settled one by one."""
+    async with opened(RecordingFiles(), durability="os") as queue:
+        await queue.put_many([b"x"] * 20_000)
+        lease = await queue.lease(20_000)
+        await lease.ack([record.seq for record in lease.records[::2]])
+        await lease.nack(1_000)
+        state = queue._state
+        entry = state.segments[state.newest]
+
+        async def write() -> None:
+            hint.append(state._hint(entry, anew=True))
+
+        hint: list[Any] = []
+        assert calls_of(write()) < 1_000
+        data = hint[0].encode()
+        assert len(data) <= entry.hint_bytes
+        known = acklog.decode(data, number=entry.number, marker=entry.marker, first_seq=entry.first, next_seq=entry.end)
+        assert known.settled.count == 10_000
+        assert sum(each.high - each.low for each in known.attempts) == 10_000
+        state.touched.add(entry.number)
+        entry.fresh_hint = True
+        queue._pump.kick()
+        await eventually(lambda: entry.hint_bytes == len(data))
+        assert queue.stats().disk_bytes == queue._files.used()

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import struct
 from array import array
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.durable.disk.checksum import crc32
-from batchqueue_async.durable.state.ranges import RangeSet
+from batchqueue_async.durable.state.ranges import RangeMap, RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 MAGIC = b"BQAACK\r\n"
 VERSION = 1
 _HEADER = struct.Struct("<8sIHHQ8s")
 _ENTRY = struct.Struct("<BBHIII")
 _BODY = struct.Struct("<BBHII")
-_PAIR = 8
+SPAN = 8
 HEADER = _HEADER.size
 ENTRY = _ENTRY.size
 
@@ -76,6 +77,49 @@ def encode_snapshot(settled: RangeSet, first_seq: int, marker: bytes) -> bytes:
     return body + crc32(body, crc32(marker)).to_bytes(4, "little") + pairs
 
 
+def encode_anew(
+    number: int,
+    marker: bytes,
+    records: range,
+    settled: RangeSet,
+    *,
+    lost: Iterable[Entry] = (),
+    attempts: RangeMap | None = None,
+) -> bytes:
+    """A whole hint file for the records of a segment."""
+    parts = [
+        encode_header(number, marker),
+        encode_snapshot(settled, records.start, marker),
+        encode_entries(lost, records.start, marker),
+    ]
+    if attempts is not None:
+        parts.append(encode_entries(attempts_left(records, settled, attempts), records.start, marker))
+    return b"".join(parts)
+
+
+def attempts_left(records: range, settled: RangeSet, attempts: RangeMap) -> Iterator[Entry]:
+    """How often those of these records were leased that are not settled.
+
+    Example:
+        >>> list(attempts_left(range(10), RangeSet([(2, 4)]), RangeMap([(1, 3, 1), (3, 9, 5)])))
+        [Entry(kind=2, low=1, high=2, attempts=1), Entry(kind=2, low=4, high=9, attempts=5)]
+    """
+    over = (records.stop, records.stop, 0)
+    runs = iter(attempts)
+    run, at = next(runs, over), records.start
+    for start, stop in chain(settled, (over[:2],)):
+        # The records from `at` to `start` are not settled.
+        while run[0] < start:
+            low, high, times = run
+            low, upto = max(low, at), min(high, start)
+            if low < upto:
+                yield Entry(LEASED, low, upto, times)
+            if high > start:
+                break
+            run = next(runs, over)
+        at = stop
+
+
 def belongs(data: bytes, number: int, marker: bytes) -> bool:
     """Whether this is the start of the hint file of that very segment."""
     return data[:HEADER] == encode_header(number, marker)
@@ -93,9 +137,9 @@ def damage(data: bytes, number: int, marker: bytes) -> str | None:
         at += ENTRY
         wrong += not right
         if kind == _SNAPSHOT and right and at == HEADER + ENTRY:
-            if crc32(data[at : at + low * _PAIR]) != high:
+            if crc32(data[at : at + low * SPAN]) != high:
                 return "the snapshot of what is settled is damaged"
-            at += low * _PAIR
+            at += low * SPAN
     if wrong or at < len(data):
         return f"{wrong} damaged entries" + (", and a part of one at the end" if at < len(data) else "")
     return None
@@ -114,7 +158,7 @@ def decode(data: bytes, *, number: int, marker: bytes, first_seq: int, next_seq:
         right = crc32(data[at : at + ENTRY - 4], seed) == crc
         at += ENTRY
         if kind == _SNAPSHOT and right and at == HEADER + ENTRY:
-            size = low * _PAIR
+            size = low * SPAN
             pairs = data[at : at + size]
             if len(pairs) != size or crc32(pairs) != high:
                 break

@@ -174,8 +174,8 @@ class Backlog:
         records, size = max_records, max_bytes
         while records > 0 and (run := self.peek()) is not None and run.frame.payloads is not None:
             count = run.high - run.low
-            whole = run_bytes(run)
-            if count > records or whole > size:
+            # Only of as many as are wanted: a run may have thousands more.
+            if count > records or (whole := run_bytes(run)) > size:
                 count, whole = self._fitting(run, records, size, first=at_least_one and not taken)
                 if not count:
                     break
@@ -208,11 +208,12 @@ class Backlog:
 
     def _fitting(self, run: Run, records: int, size: int, *, first: bool) -> tuple[int, int]:
         payloads = run.frame.payloads or []
-        sizes = [len(payload) for payload in payloads[run.low : run.high]]
         if self._newest_first:
-            sizes.reverse()
+            wanted = reversed(payloads[max(run.low, run.high - records) : run.high])
+        else:
+            wanted = iter(payloads[run.low : min(run.high, run.low + records)])
         count, total = 0, 0
-        for end in accumulate(sizes[:records]):
+        for end in accumulate(map(len, wanted)):
             if end > size and (count or not first):
                 break
             count, total = count + 1, end

@@ -152,11 +152,19 @@ class QueueState:
                 self.segments[outcome.proven[0]],
                 Entry(acklog.SYNCED, self.segments[outcome.proven[0]].first, outcome.proven[1]),
             )
+        self._hints_written(outcome)
+        return done
+
+    def _hints_written(self, outcome: Outcome) -> None:
+        """Take the sizes of the hint files that were written anew; those that could not be written are to be."""
+        for number, size in outcome.hint_sizes.items():
+            if number in self.segments:
+                self.segments[number].hint_anew = size
+                self._resize_hint(self.segments[number], size)
         for number in outcome.hint_errors:
             if number in self.segments:
                 self.segments[number].fresh_hint = True
                 self.touched.add(number)
-        return done
 
     def _follow(self, outcome: Outcome) -> None:
         """Which segments the writer has opened, closed and moved."""
@@ -321,7 +329,7 @@ class QueueState:
             entry = self.segments.get(number)
             if entry is None or entry.deleted or not (entry.pending or entry.fresh_hint):
                 continue
-            least = max(entry.hint_anew, acklog.HEADER + acklog.ENTRY + 8 * len(entry.settled))
+            least = max(entry.hint_anew, acklog.HEADER + acklog.ENTRY + acklog.SPAN * len(entry.settled))
             size = entry.hint_bytes + acklog.ENTRY * len(entry.pending)
             anew = (
                 entry.fresh_hint or size > max(floor, ratio * least) or self.room.spare_bytes < size - entry.hint_bytes
@@ -332,31 +340,28 @@ class QueueState:
         return writes
 
     def _hint(self, entry: Segment, *, anew: bool) -> HintWrite:
+        write = HintWrite(entry.number, entry.marker, range(entry.first, entry.end), entry.pending)
         if anew:
-            losses = [Entry(acklog.LOST, low, high) for low, high in entry.lost]
-            data = acklog.encode_header(entry.number, entry.marker)
-            data += acklog.encode_snapshot(entry.settled, entry.first, entry.marker)
-            data += acklog.encode_entries(losses, entry.first, entry.marker)
-            attempts = acklog.encode_entries(self._attempts(entry), entry.first, entry.marker)
-            grown = len(data) + len(attempts) - entry.hint_bytes
-            if self.config.max_attempts is not None or grown <= self.room.spare_bytes:
+            write.entries = [Entry(acklog.LOST, low, high) for low, high in entry.lost]
+            write.settled = entry.settled.copy()
+            size = acklog.HEADER + acklog.ENTRY * (1 + len(write.entries)) + acklog.SPAN * len(entry.settled)
+            # At most: the writer finds out which of them are of records that are not settled.
+            attempts = acklog.ENTRY * (len(entry.settled) + 1 + len(entry.attempts))
+            if self.config.max_attempts is not None or size + attempts - entry.hint_bytes <= self.room.spare_bytes:
                 # Else there is no room for them: how often a record was leased counts from here on.
-                data += attempts
-            entry.hint_anew = size = len(data)
+                write.attempts = entry.attempts.copy()
+                size += attempts
+            entry.hint_anew = size
         else:
-            data = acklog.encode_entries(entry.pending, entry.first, entry.marker)
-            size = (entry.hint_bytes or acklog.HEADER) + len(data)
-        entry.pending.clear()
+            size = (entry.hint_bytes or acklog.HEADER) + acklog.ENTRY * len(entry.pending)
+        entry.pending = []
         entry.fresh_hint = False
+        self._resize_hint(entry, size)
+        return write
+
+    def _resize_hint(self, entry: Segment, size: int) -> None:
         self.disk_bytes += size - entry.hint_bytes
         entry.hint_bytes = size
-        return HintWrite(entry.number, entry.marker, data, anew)
-
-    def _attempts(self, entry: Segment) -> Iterable[Entry]:
-        for low, high in entry.settled.missing(entry.first, entry.end):
-            for start, stop, times in entry.attempts.within(low, high):
-                if times:
-                    yield Entry(acklog.LEASED, start, stop, times)
 
     def outstanding(self) -> Iterable[Run]:
         """The runs that are leased; the leasing half of the shell says so."""

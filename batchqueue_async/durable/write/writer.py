@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchqueue_async.durable.disk.files import Files
+    from batchqueue_async.durable.state.ranges import RangeMap, RangeSet
 
 _RETAIN = 32 << 20
 _OPEN_HINTS = 8
@@ -30,12 +31,36 @@ _NAMES = 100
 
 @dataclass(slots=True)
 class HintWrite:
-    """What to write beside one segment: entries to append, or a whole new file."""
+    """What to write beside one segment: entries to append, or a whole new file.
+
+    It is encoded on the writer's thread: for a segment whose records were settled one by one that takes long.
+
+    Attributes:
+        records: the segment's.
+        entries: what to append; in a new file the records that are lost.
+        settled: for a new file, what is settled; None to append.
+        attempts: for a new file, how often records were leased; None to leave that out.
+    """
 
     number: int
     marker: bytes
-    data: bytes
-    anew: bool
+    records: range
+    entries: list[acklog.Entry]
+    settled: RangeSet | None = None
+    attempts: RangeMap | None = None
+
+    @property
+    def anew(self) -> bool:
+        """Whether it is a whole new file."""
+        return self.settled is not None
+
+    def encode(self) -> bytes:
+        """The bytes."""
+        if self.settled is None:
+            return acklog.encode_entries(self.entries, self.records.start, self.marker)
+        return acklog.encode_anew(
+            self.number, self.marker, self.records, self.settled, lost=self.entries, attempts=self.attempts
+        )
 
 
 @dataclass(slots=True)
@@ -82,6 +107,7 @@ class Outcome:
 
     `failures` are the errors that were met on the way, those that a fresh segment has made good too. `left_behind` is
     the number after the last refused record that could not be taken off the disk again, 0 if there is none.
+    `hint_sizes` has the bytes of each acknowledgement file that was written anew.
     """
 
     round: Round
@@ -98,6 +124,7 @@ class Outcome:
     synced: bool = False
     sync_errors: int = 0
     hint_errors: list[int] = field(default_factory=list[int])
+    hint_sizes: dict[int, int] = field(default_factory=dict[int, int])
     kept: list[int] = field(default_factory=list[int])
     shrunk: int | None = None
     swapped: list[int] = field(default_factory=list[int])
@@ -509,16 +536,17 @@ class Writer:
     def _write_hint(self, hint: HintWrite) -> None:
         path = self._directory / segment.hint_name(hint.number)
         try:
+            data = hint.encode()
             if hint.anew:
                 self._forget_hint(hint.number)
                 # Durable by itself, but for its name.
-                self._files.replace(path, hint.data)
+                self._files.replace(path, data)
                 self._dirty_hints.add(hint.number)
+                self._outcome.hint_sizes[hint.number] = len(data)
                 return
             descriptor = self._hints.get(hint.number)
-            data = hint.data
             if descriptor is None:
-                descriptor, data = self._open_hint(path, hint)
+                descriptor, data = self._open_hint(path, hint, data)
             self._dirty_hints.add(hint.number)
             done = self._files.write(descriptor, data)
             if done < len(data):
@@ -546,10 +574,9 @@ class Writer:
             with suppress(Exception):
                 self._files.sync_directory(self._directory)
 
-    def _open_hint(self, path: Path, hint: HintWrite) -> tuple[int, bytes]:
+    def _open_hint(self, path: Path, hint: HintWrite, data: bytes) -> tuple[int, bytes]:
         while len(self._hints) >= _OPEN_HINTS:
             self._forget_hint(next(iter(self._hints)))
-        data = hint.data
         try:
             descriptor = self._files.open_append(path)
         except FileNotFoundError:
@@ -585,7 +612,9 @@ class Writer:
         self._forget_hint(hint.number)
         try:
             # What the copy leaves out is settled: that is known for certain before anybody can see the copy.
-            self._files.replace(self._directory / segment.hint_name(hint.number), hint.data)
+            data = hint.encode()
+            self._files.replace(self._directory / segment.hint_name(hint.number), data)
+            self._outcome.hint_sizes[hint.number] = len(data)
             self._files.sync_directory(self._directory)
             self._files.rename(copy, path)
         except Exception as error:  # noqa: BLE001 - an error of any class leaves the segment as it was
