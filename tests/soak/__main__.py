@@ -238,14 +238,11 @@ def _signal(pid: int, number: int) -> None:
         pass
 
 
-def start(names: list[str]) -> dict[str, base.Server]:
-    """The servers that can be had."""
-    found: dict[str, base.Server] = {}
+def start(names: list[str], servers: dict[str, base.Server]) -> None:
+    """Start the servers; those that are up are in `servers` even where the next one fails."""
     for name in names:
-        server = {"postgres": Postgres, "redis": RedisServer, "kafka": Kafka}[name]()
-        server.start()
-        found[name] = server
-    return found
+        servers[name] = {"postgres": Postgres, "redis": RedisServer, "kafka": Kafka}[name]()
+        servers[name].start()
 
 
 def main() -> int:
@@ -257,8 +254,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("bench-results/soak"))
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="soak-"))
-    servers = start(options.servers.split(","))
+    servers: dict[str, base.Server] = {}
     try:
+        start(options.servers.split(","), servers)
         if "kafka" in servers:
             from kafka_tools import create
 
