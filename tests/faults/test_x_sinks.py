@@ -22,6 +22,8 @@ from batchqueue_async.sinks.base import needs_of
 from batchqueue_async.sinks.grpc import GrpcSink
 from batchqueue_async.sinks.grpc.status import error_for as grpc_error_for
 from batchqueue_async.sinks.http import HttpSink, OAuth2
+from batchqueue_async.sinks.http.formats import LokiPush
+from batchqueue_async.sinks.http.remote_write import RemoteWrite, write_request
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.kafka import KafkaSink
 from batchqueue_async.sinks.nats import NatsSink
@@ -426,3 +428,29 @@ async def test_an_idle_connection_is_kept_as_long_as_is_said():
             await sink.send([1])
             await asyncio.sleep(wait)
         assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"line": "\ud800"},
+        {"line": "x", "labels": {"a": "\ud800"}},
+        {"line": "x", "metadata": {"a": "\ud800"}},
+        "\ud800",
+    ],
+    ids=["line", "label", "metadata", "text"],
+)
+def test_x_41_a_text_that_is_not_unicode_is_refused_by_itself_for_loki(odd):
+    body = LokiPush(labels={}).encode([{"line": "a"}, odd, {"line": "b"}], None)
+    assert (body.places, list(body.rejected)) == ([0, 2], [1])
+    assert isinstance(body.rejected[1], bq.PermanentError)
+    assert [entry[1] for stream in json.loads(body.content)["streams"] for entry in stream["values"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("odd", [{"name": "\ud800", "value": 1}, {"name": "x", "labels": {"a": "\ud800"}, "value": 1}])
+def test_x_41_a_text_that_is_not_unicode_is_refused_by_itself_for_prometheus(odd):
+    body = RemoteWrite().encode([{"name": "a", "value": 1}, odd, {"name": "b", "value": 2}], None)
+    assert (body.places, list(body.rejected)) == ([0, 2], [1])
+    assert isinstance(body.rejected[1], bq.PermanentError)
+    message = write_request().FromString(bytes(cramjam.snappy.decompress_raw(body.content)))
+    assert [series.labels[0].value for series in message.timeseries] == ["a", "b"]

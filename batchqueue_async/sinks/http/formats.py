@@ -146,11 +146,19 @@ class LokiPush:
 
     def encode(self, batch: Sequence[Any], keys: Sequence[str] | None) -> Body:  # noqa: ARG002
         """Write the batch; keys have no place in it."""
+        try:
+            return self._written(batch, checked=False)
+        except (TypeError, ValueError):  # which record it is, is found out one by one
+            return self._written(batch, checked=True)
+
+    def _written(self, batch: Sequence[Any], *, checked: bool) -> Body:
         streams: dict[tuple[tuple[str, str], ...], list[tuple[int, list[Any]]]] = {}
         now = nanoseconds(self.clock())
 
         def take(_place: int, record: Any) -> None:
             labels, at, entry = self._entry(record, now)
+            if checked:
+                lines([[labels, entry]])
             streams.setdefault(labels, []).append((at, entry))
 
         places, rejected = each(batch, take)

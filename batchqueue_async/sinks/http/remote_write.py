@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from batchqueue_async.errors import PermanentError
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.fields import labels_of, nanoseconds, time_of
-from batchqueue_async.sinks._shared.records import row
+from batchqueue_async.sinks._shared.records import lines, row
 from batchqueue_async.sinks.base import SinkNeeds
 from batchqueue_async.sinks.http.formats import Body, each
 
@@ -112,11 +112,19 @@ class RemoteWrite:
 
     def encode(self, batch: Sequence[Any], keys: Sequence[str] | None) -> Body:  # noqa: ARG002
         """Write the batch, a series once with its samples in order of time; keys have no place in it."""
+        try:
+            return self._written(batch, checked=False)
+        except ValueError:  # text that is not Unicode; which record has it, is found out one by one
+            return self._written(batch, checked=True)
+
+    def _written(self, batch: Sequence[Any], *, checked: bool) -> Body:
         series: dict[_Labels, list[tuple[int, float]]] = {}
         now = nanoseconds(self.clock())
 
         def take(_place: int, record: Any) -> None:
             labels, samples = self._samples(record, now)
+            if checked:
+                lines([labels])
             series.setdefault(labels, []).extend(samples)
 
         places, rejected = each(batch, take)
