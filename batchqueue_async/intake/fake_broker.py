@@ -208,8 +208,7 @@ class FakeBroker:
             chosen = [
                 self._partitions[each] for each in (range(len(self._partitions)) if partitions is None else partitions)
             ]
-            await self._revoke([each for each in chosen if each.owner is not None], timeout)
-            self._assign()
+            await self._move([each for each in chosen if each.owner is not None], timeout)
 
     async def drained(self) -> None:
         """Return when every message has its final outcome: acknowledged or a dead letter."""
@@ -269,8 +268,7 @@ class FakeBroker:
             try:
                 async with self._turn:
                     moving = [each for each in self._partitions if each.owner is not None]
-                    await self._revoke(moving, 15.0)
-                    self._assign()
+                    await self._move(moving, 15.0)
             except BaseException:  # whoever joined does not wait any longer: so it is not a member
                 self.leave(session)
                 raise
@@ -304,15 +302,20 @@ class FakeBroker:
         for record in partition.records[partition.committed :]:
             record.state, record.holder = "waiting", None
 
-    async def _revoke(self, partitions: Sequence[_Partition], timeout: float) -> None:
+    async def _move(self, partitions: Sequence[_Partition], timeout: float) -> None:
+        """Revoke partitions and assign them anew; one that is closed is assigned, though whoever asked goes away."""
         for partition in partitions:
             partition.epoch.close()
-        for partition in partitions:
-            await partition.epoch.drain(timeout)
-            self.commit(partition)
-            partition.epoch.end()
-            if partition.owner is not None:
-                self._rewind(partition)
+        try:
+            for partition in partitions:
+                await partition.epoch.drain(timeout)
+        finally:
+            for partition in partitions:
+                self.commit(partition)
+                partition.epoch.end()
+                if partition.owner is not None:
+                    self._rewind(partition)
+            self._assign()
 
     def _assign(self) -> None:
         if not self._sessions:

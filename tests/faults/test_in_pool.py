@@ -758,3 +758,18 @@ async def test_in_67_nothing_is_kept_of_what_is_done(kind, batch):
         gc.collect()
         assert len(seen) >= 8
         assert [each() for each in seen if each() is not None] == []
+
+
+@pytest.mark.parametrize("call", ["join", "rebalance"])
+async def test_in_68_a_rebalance_that_is_cancelled_leaves_no_partition_without_an_owner(call):
+    broker, calls = FakeBroker("kafka", partitions=3), Calls(delay=20.0)
+    broker.publish(*bodies(6))
+    async with broker.consumer(calls, workers=6, handler_timeout=None) as consumer:
+        await asyncio.sleep(1)
+        coming = broker.lane(consumer.plan).connect() if call == "join" else broker.rebalance(timeout=15.0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(coming, 0.5)
+        async with asyncio.timeout(600):
+            await broker.drained()
+    assert set(calls.done) == set(bodies(6))
+    assert broker.violations == []
