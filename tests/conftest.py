@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,6 +40,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # A day: long enough for any backoff, and an end for a test that polls for what never comes.
 TIME_LIMIT = 24 * 3600.0
+
+
+# Programs that `nohup` starts ignore SIGHUP, and so would each program that a test starts to hang it up.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
