@@ -42,9 +42,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 TIME_LIMIT = 24 * 3600.0
 
 
-# Programs that `nohup` starts ignore SIGHUP, and so would each program that a test starts to hang it up.
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Who starts us in the background, or by `nohup`, may have these ignored, and so would each program that a test starts
+# and then interrupts or hangs up.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
