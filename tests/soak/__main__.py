@@ -207,7 +207,7 @@ class Soak:
 async def _in_redis(server: RedisServer) -> list[int]:
     import redis.asyncio
 
-    async with redis.asyncio.Redis.from_url(f"redis://{server.address}") as client:
+    async with redis.asyncio.Redis.from_url(f"redis://{server.address}", socket_timeout=60) as client:
         found: list[int] = []
         last = "-"
         while entries := await client.xrange("soak", min=last, count=10_000):
