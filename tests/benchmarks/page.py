@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .report import format_value
+from .rows import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "explanation" / "figures.md"
@@ -24,10 +25,13 @@ LOOP = "uvloop"
 HEAD = """\
 # Figures of one run
 
-These are the figures of one run of `make bench`, as it printed them, on {when}: commit `{commit}`,
-Python {python}, {cpus} processors of {machine}, load average {load} at its end, the hot path {path}.
-`make bench-page` wrote this page from the run's JSON. [The benchmarks](benchmarks.md) says what is measured and how to
-read it; your machine has figures of its own.
+These are the figures of one run, as it printed them, on {when}: commit `{commit}`, Python {python}, {cpus} processors
+of {machine}, load average {load} at its end, the hot path {path}. `make bench-page` wrote this page from the run's
+JSON. [The benchmarks](benchmarks.md) says what is measured and how to read it; your machine has figures of its own.
+
+```console
+$ {command}
+```
 
 ![What an item costs on its way through a queue, ours and others](../images/figures.svg)
 
@@ -36,7 +40,7 @@ runs. A smaller difference means nothing.
 
 ## Targets
 
-A ratio is that of the run's own two sides. `NO` is a target that was missed.
+A ratio is that of the run's own two sides. `NO` is a target that was missed; the hot path in Python has the same ones.
 
 """
 
@@ -47,6 +51,7 @@ def page(results: dict[str, Any], commit: str) -> str:
     head = HEAD.format(
         when=results["when"].partition("T")[0],
         commit=commit,
+        command=command(results),
         python=results["python"].split()[0],
         cpus=results["cpus"],
         machine=" ".join(results["platform"].split("-")[:1]),
@@ -60,10 +65,20 @@ def page(results: dict[str, Any], commit: str) -> str:
     parts = [head + targets]
     for row in results["rows"]:
         if row["runs"] and row["loop"] == LOOP:
-            parts += [f"\n## {row['title'][0].upper()}{row['title'][1:]}\n\n{cases(row)}"]
+            parts += [f"\n## `{row['name']}`: {row['title']}\n\n{cases(row)}"]
     others = {name: version for name, version in results["packages"].items() if name != "batchqueue-async"}
     versions = ", ".join(f"{name} {version}" for name, version in others.items())
     return "\n".join([*parts, f"\nVersions: {versions}.\n"])
+
+
+def command(results: dict[str, Any]) -> str:
+    """What makes such a run."""
+    names = list(dict.fromkeys(row["name"] for row in results["rows"]))
+    loops = {row["loop"] for row in results["rows"]}
+    options = [f"--loop {loop}" for loop in loops if len(loops) == 1]
+    if names != [row.name for row in ROWS]:
+        options += [f"--only {name}" for name in names]
+    return f'make bench BENCH="{" ".join(options)}"' if options else "make bench"
 
 
 def target(check: dict[str, Any]) -> tuple[str, ...]:
@@ -77,7 +92,7 @@ def target(check: dict[str, Any]) -> tuple[str, ...]:
         format_value(check["figure"], check["unit"]),
         format_value(check["reference"], check["unit"]),
         f"{ratio:.2f} x" if ratio is not None else "-",
-        f"{'at most' if check['bound'] == '<=' else 'at least'} {wanted}",
+        f"{'at least' if check['bound'] == '>=' else 'at most'} {wanted}",
         "yes" if check["met"] else "NO",
     )
 
