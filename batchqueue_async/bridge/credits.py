@@ -213,7 +213,7 @@ class PartitionCredits(Share, Generic[T]):
         self.partition.unhold(places)
         return True
 
-    def _take_back(self, inside: bool) -> int:  # noqa: FBT001 - see `ThreadInbox.is_held_here`
+    def _take_back(self, inside: bool) -> int:  # noqa: FBT001 - what `is_held_here` said, by place: a hot path
         if not (self.free or inside):
             self.balance()
         # Where threads don't wait, a place too many taken from them would be a refusal without need.

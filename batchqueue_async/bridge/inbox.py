@@ -214,7 +214,7 @@ class ThreadInbox(Inbox, Generic[T]):
             if accepted is not None:
                 return route
 
-    def _put(self, item: T, route: Route, inside: bool) -> bool | None:  # noqa: FBT001 - see `is_held_here`
+    def _put(self, item: T, route: Route, inside: bool) -> bool | None:  # noqa: FBT001 - what `is_held_here` said, by place: a hot path
         """None: the queue has grown since the route was asked for."""
         share = self._share_of(item, route)
         if share is None:
@@ -237,7 +237,7 @@ class ThreadInbox(Inbox, Generic[T]):
             if self.guarded(self._put_many, offer, inside):
                 return
 
-    def _put_many(self, offer: Offer[T], inside: bool) -> bool:  # noqa: FBT001 - see `is_held_here`
+    def _put_many(self, offer: Offer[T], inside: bool) -> bool:  # noqa: FBT001 - what `is_held_here` said, by place: a hot path
         """False: the queue has grown since the routes were asked for."""
         if self.closed:
             return True
@@ -311,7 +311,7 @@ class ThreadInbox(Inbox, Generic[T]):
         """After a wake-up: put items into the places that the waiter was granted, and be ready for the next."""
         self.guarded(self._fill, waiter, offer, renew, self.is_held_here())
 
-    def _fill(self, waiter: ThreadWaiter, offer: Offer[T], renew: Callable[[], None], inside: bool) -> None:  # noqa: FBT001 - see `is_held_here`
+    def _fill(self, waiter: ThreadWaiter, offer: Offer[T], renew: Callable[[], None], inside: bool) -> None:  # noqa: FBT001 - what `is_held_here` said, by place: a hot path
         renew()
         share = waiter.share
         if share is None:
@@ -512,7 +512,7 @@ class ThreadInbox(Inbox, Generic[T]):
             share.refill()
             share.queue_up()
 
-    def _collect(self, inside: bool) -> list[PartitionCredits[T]]:  # noqa: FBT001 - see `is_held_here`
+    def _collect(self, inside: bool) -> list[PartitionCredits[T]]:  # noqa: FBT001 - what `is_held_here` said, by place: a hot path
         """Under the lock; the shares in whose line somebody stands."""
         self.waking = False
         self._unload(rerouted=False)

@@ -46,7 +46,7 @@ class App:
 
     # -- what the file names ---------------------------------------------------------------------------------------
 
-    def handler(self, name: str, type: type | None = None) -> Callable[[F], F]:  # noqa: A002 - as in `BatchQueue.handler`
+    def handler(self, name: str, type: type | None = None) -> Callable[[F], F]:  # noqa: A002 - users write `type=`, the same as for `BatchQueue.handler`
         """Decorator: a handler of batches, or of messages where a source names it.
 
         Args:

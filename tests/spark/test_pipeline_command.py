@@ -89,43 +89,47 @@ outputs:
     assert (tmp_path / "picture.svg").read_text().startswith("<svg ")
 
 
-def test_a_signal_stops_it_in_order_and_the_end_says_how_it_was(tmp_path):
-    (tmp_path / "pipeline.yaml").write_text(
-        LOCAL
-        + """\
+NUMBERS = (
+    LOCAL
+    + """\
 sources:
   numbers: {type: rate-micro-batch, rows_per_batch: 10, start: "2026-01-01"}
 outputs:
   all: {view: numbers, to: {type: sqlite, path: out.db, table: numbers}}
 """
-    )
+)
+
+
+def numbers_in(directory):
+    return [value for _, value in rows(directory / "out.db", "numbers", "value")]
+
+
+def wait_for_more(process, directory, before):
+    """Wait until a process has written twenty numbers more."""
+    deadline = time.monotonic() + 300
+    while len(numbers_in(directory)) < before + 20:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_signal_stops_it_in_order_and_the_end_says_how_it_was(tmp_path):
+    (tmp_path / "pipeline.yaml").write_text(NUMBERS)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        wanted = len(rows(tmp_path / "out.db", "numbers")) + 20
+        before = len(numbers_in(tmp_path))
         process = start("pipeline.yaml", cwd=tmp_path)
-        deadline = time.monotonic() + 300
-        while len(rows(tmp_path / "out.db", "numbers")) < wanted:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for_more(process, tmp_path, before)
         process.send_signal(number)
         out, err = process.communicate(timeout=400)
         assert process.returncode == 0, out + err
         assert f"{number.name}: stopping in order" in err
         assert "all: stopped" in out
-        found = [value for _, value in rows(tmp_path / "out.db", "numbers", "value")]
+        found = numbers_in(tmp_path)
         assert found == list(range(len(found)))
 
 
 def test_a_service_runs_it_and_stops_it_in_order(tmp_path):
-    (tmp_path / "pipeline.yaml").write_text(
-        LOCAL
-        + """\
-sources:
-  numbers: {type: rate-micro-batch, rows_per_batch: 10, start: "2026-01-01"}
-outputs:
-  all: {view: numbers, to: {type: sqlite, path: out.db, table: numbers}}
-"""
-    )
+    (tmp_path / "pipeline.yaml").write_text(NUMBERS)
     (tmp_path / "service.yaml").write_text(
         """\
 service: {drain_timeout: 150s}
@@ -134,16 +138,12 @@ pipelines: {numbers: {file: pipeline.yaml}}
 """
     )
     process = start("service.yaml", cwd=tmp_path)
-    deadline = time.monotonic() + 300
-    while len(rows(tmp_path / "out.db", "numbers")) < 20:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_more(process, tmp_path, 0)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert "nothing is left undelivered" in err
-    found = [value for _, value in rows(tmp_path / "out.db", "numbers", "value")]
+    found = numbers_in(tmp_path)
     assert found == list(range(len(found)))
 
 

@@ -492,7 +492,7 @@ class Writer:
         size = cut
         try:
             self._files.truncate(old.path, cut)
-        except Exception:  # noqa: BLE001 - an error of any class leaves them there
+        except Exception:  # noqa: BLE001 - whatever the disk says, the frames then stay in the file, and are not confirmed
             self._leave_behind(earlier)
             with suppress(Exception):
                 size = max(size, self._files.size(old.path))
@@ -523,7 +523,7 @@ class Writer:
             fresh.abandon()
             try:
                 self._files.unlink(fresh.path)
-            except Exception:  # noqa: BLE001 - an error of any class leaves them there
+            except Exception:  # noqa: BLE001 - whatever the disk says, the frames then stay in the file, and are not confirmed
                 self._leave_behind(earlier)
             del outcome.opened[opened:]
         self._retained = earlier

@@ -38,7 +38,7 @@ class Limits:
 
     __slots__ = ("_bytes", "_least", "_messages", "ahead")
 
-    def __init__(self, *, messages: int, bytes: int, least: int, ahead: int) -> None:  # noqa: A002 - as in Room
+    def __init__(self, *, messages: int, bytes: int, least: int, ahead: int) -> None:  # noqa: A002 - the name that the public `max_bytes` and the statistics have for it
         self._messages = messages
         self._bytes = bytes
         self._least = least
@@ -118,7 +118,7 @@ class Assignment:
         """The partitions that may be read now."""
         return [part.place for part in self._parts.values() if part.epoch.open and not self._is_full(part)]
 
-    def lot(self, offered: Sequence[Place], messages: int, bytes: int) -> int:  # noqa: A002 - as in Room
+    def lot(self, offered: Sequence[Place], messages: int, bytes: int) -> int:  # noqa: A002 - the name that the public `max_bytes` and the statistics have for it
         """How many records to ask for, so that no bound is passed whichever of the partitions they come from."""
         count = len(self._parts)
         least = min(
