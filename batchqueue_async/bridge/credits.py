@@ -205,11 +205,14 @@ class PartitionCredits(Share, Generic[T]):
             self.inbox.guarded(self._lend, places)
 
     def reclaim(self) -> bool:
-        """Take unused places back for a producer of the loop; whether there were any."""
+        """Take unused places back for whoever stands in the partition's line; whether there were any."""
         places = self.inbox.guarded(self._take_back, self.inbox.is_held_here())
         if not places:
             return False
-        self._shared = True
+        # Our own stand-in may be there for threads that have left since: it hands all of them back.
+        line = self.partition.waiters
+        if line is None or not all(each.stays for each in line.waiting):
+            self._shared = True
         self.partition.unhold(places)
         return True
 

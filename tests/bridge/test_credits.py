@@ -127,6 +127,37 @@ def test_c_18_pauses_take_their_share_of_the_time_by_the_clock_for_all_queues_of
         other.close()
 
 
+async def test_c_18_threads_that_gave_up_leave_no_place_to_the_loop_alone():
+    """The loop's line still has one who stands for them, and takes the places back that they left."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handle(batch):
+        entered.set()
+        await leave.wait()
+
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("q", bq.QueueConfig(consumer=handle, buffer_size=3, max_batch=1))
+        inbox = queue.bridge()._inbox
+        assert inbox.put("held") is None
+        await entered.wait()
+        for item in (1, 2, 3):
+            assert inbox.put(item) is None
+        inbox.collect()
+        waiters = [ThreadWaiter(lambda: True) for _ in range(2)]
+        for waiter in waiters:
+            assert inbox.wait_for(waiter, Offer(["thread's"]))
+        await asyncio.sleep(0)  # the loop sees that they wait
+        partition = queue.router.partitions[0]
+        assert partition.take(1) == [1]
+        assert [waiter.permits for waiter in waiters] == [1, 0]
+        for waiter in reversed(waiters):
+            inbox.leave(waiter)
+        partition.serve()
+        assert partition.take(2) == [2, 3]
+        assert [inbox.put(item) for item in "abc"] == [None] * 3  # all places are the threads'
+        leave.set()
+
+
 def test_a_fresh_loop_pauses_when_first_asked(clock):
     LoopPause().take()
     assert clock.pauses == [SHORTEST_PAUSE]
