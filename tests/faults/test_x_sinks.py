@@ -13,6 +13,7 @@ import zlib
 from contextlib import asynccontextmanager
 
 import cramjam
+import grpc
 import pytest
 
 import batchqueue_async as bq
@@ -454,3 +455,31 @@ def test_x_41_a_text_that_is_not_unicode_is_refused_by_itself_for_prometheus(odd
     assert isinstance(body.rejected[1], bq.PermanentError)
     message = write_request().FromString(bytes(cramjam.snappy.decompress_raw(body.content)))
     assert [series.labels[0].value for series in message.timeseries] == ["a", "b"]
+
+
+async def test_x_42_a_stream_that_is_cut_off_is_told_from_a_whole_one(grpc_server):
+    """grpc.aio ends a server's iterator over a cancelled stream as it ends that over a complete one."""
+    metadata = (("idempotency-key", "k"), ("message-count", "3"))
+    async with grpc.aio.insecure_channel(grpc_server.address) as channel:
+        call = channel.stream_unary("/test.Store/PutAll")(metadata=metadata)
+        await call.write(b"a")
+        call.cancel()
+        short = channel.stream_unary("/test.Store/PutAll")(iter([b"a"]), metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError, match="1 of 3 messages"):
+            await short
+    async with opened(GrpcSink(grpc_server.url, method="/test.Store/PutAll", request=list, streaming=True)) as sink:
+        await sink.send_keyed([b"a", b"b", b"c"], ["q/1", "q/2", "q/3"])
+    (call,) = grpc_server.received()
+    assert (call.content, call.metadata["message-count"]) == (b"a|b|c", "3")
+
+
+async def test_x_43_a_generator_of_messages_that_fails_names_its_record(grpc_server):
+    def request(batch):
+        return (each.encode() for each in batch)
+
+    async with opened(GrpcSink(grpc_server.url, method="/test.Store/PutAll", request=request, streaming=True)) as sink:
+        await sink.send(["a"])
+        with pytest.raises(bq.PermanentError, match="request raised AttributeError for 1 of 3 records") as told:
+            await sink.send(["b", 7, "c"])
+    assert list(told.value.culprits) == [1]
+    assert [call.content for call in grpc_server.received()] == [b"a"]

@@ -467,6 +467,7 @@ class TestGrpcSink:
             await sink.send([b"a", b"b", b"c"])
         (call,) = grpc_server.received()
         assert (call.content, judged) == (b"a|b|c", [(b"3", 3)])
+        assert call.metadata["message-count"] == "3"
 
     async def test_errors_name_the_method(self, grpc_server):
         grpc_server.script({"code": "UNAVAILABLE"})

@@ -23,7 +23,8 @@ class GrpcSink:
 
     The method is that of a generated stub, or its full name with the functions that serialize. It is unary, or takes a
     stream of messages and answers with one. Each call carries `idempotency-key` metadata, the same whenever the same
-    records are sent again.
+    records are sent again. A stream carries `message-count` too: to a server, one that was cut off may look like one that
+    has ended, and it must not take such a part for the whole.
 
     Example:
         >>> sink = GrpcSink(
@@ -113,15 +114,16 @@ class GrpcSink:
 
     async def _send(self, batch: Sequence[Any], extra: dict[str, str]) -> SendResult | None:
         made = self._made(batch)
-        answer = await self._channel.call(
-            self._stub, iter(made) if self._streaming else made, f"call {self._name}", extra
-        )
+        if self._streaming:
+            extra["message-count"] = str(len(made))
+            made = iter(made)
+        answer = await self._channel.call(self._stub, made, f"call {self._name}", extra)
         return None if self._judge is None else self._judge(answer, len(batch))
 
     def _made(self, batch: Sequence[Any]) -> Any:
         """The request; a record that `request` fails for is that record's fault once it has worked for another."""
         try:
-            made = self._request(batch)
+            made = self._call_request(batch)
         except (SinkError, ConfigError):
             raise
         except Exception as error:
@@ -136,9 +138,14 @@ class GrpcSink:
         self._works = True
         return made
 
+    def _call_request(self, batch: Sequence[Any]) -> Any:
+        made = self._request(batch)
+        # All messages at once: an error of a generator would come amid the call, and look like one of the connection.
+        return list(made) if self._streaming else made
+
     def _fails(self, record: Any) -> bool:
         try:
-            self._request([record])
+            self._call_request([record])
         except Exception:  # noqa: BLE001 - the user's function
             return True
         self._works = True
