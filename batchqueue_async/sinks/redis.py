@@ -15,7 +15,7 @@ from batchqueue_async.errors import (
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.payloads import payload, verdict
 from batchqueue_async.sinks._shared.records import row
-from batchqueue_async.sinks._shared.redis_client import RedisServer
+from batchqueue_async.sinks._shared.redis_client import RedisServer, end
 from batchqueue_async.sinks.base import SinkNeeds
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class RedisSink:
         """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
-            await client.aclose()
+            await end(client)
 
     async def send(self, batch: Sequence[Any]) -> SendResult | None:
         """Add the batch to the stream."""

@@ -13,7 +13,7 @@ from batchqueue_async.intake.consumer import Consumer
 from batchqueue_async.intake.redis.message import RedisFields
 from batchqueue_async.intake.redis.session import RedisSession
 from batchqueue_async.sinks._shared.extras import require
-from batchqueue_async.sinks._shared.redis_client import RedisServer
+from batchqueue_async.sinks._shared.redis_client import RedisServer, end
 
 if TYPE_CHECKING:
     from batchqueue_async.intake.ports import Lane, Plan, Retries
@@ -136,8 +136,7 @@ class RedisLane:
             )
             await session.start()
         except BaseException as error:
-            for client in (reader, writer):
-                await client.aclose(close_connection_pool=True)
+            await end(reader, writer)
             if isinstance(error, Exception):
                 raise self._meaning(error) from None
             raise

@@ -16,6 +16,7 @@ from batchqueue_async.errors import ConfigError, RetryableError
 from batchqueue_async.intake.portions import Portion
 from batchqueue_async.intake.ports import DeadLetter, Delivery, Epoch, Outcomes, Retry, SessionLostError
 from batchqueue_async.intake.redis.message import RedisDelivery, RedisFields
+from batchqueue_async.sinks._shared.redis_client import end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -283,9 +284,8 @@ class RedisSession:
         self.lose("the session was ended")
         if self._keeper is not None:
             self._keeper.cancel()
-        for client in (self._reader, self._writer):
-            with contextlib.suppress(Exception):  # it is over either way
-                await client.aclose(close_connection_pool=True)
+        with contextlib.suppress(Exception):  # it is over either way
+            await end(self._reader, self._writer)
 
     def lag(self) -> int | None:
         """Entries that the group has not delivered, when it was last asked."""

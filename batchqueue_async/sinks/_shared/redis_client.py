@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from batchqueue_async.errors import ConfigError
@@ -12,6 +13,9 @@ from batchqueue_async.sinks._shared.tls import Tls
 
 if TYPE_CHECKING:
     from batchqueue_async.sinks._shared.tls import TlsOption
+
+GRACE = 1.0
+"""Seconds that connections get to close in order."""
 
 
 class RedisServer:
@@ -59,7 +63,9 @@ class RedisServer:
             url = self._with_credentials(options)
         if isinstance(self._tls, Tls):
             options |= _tls_options(self._tls)
-        return require("redis.asyncio", "redis").Redis.from_url(url, **options)
+        client = require("redis.asyncio", "redis").Redis.from_url(url, **options)
+        client.connection_pool.connection_class = _remembering(client.connection_pool.connection_class)
+        return client
 
     def _with_credentials(self, options: dict[str, Any]) -> str:
         """Have the client ask for the credentials at each connection; the URL without its own."""
@@ -75,6 +81,56 @@ class RedisServer:
         Provider().get_credentials()  # a reference that leads nowhere shows at the start
         options["credential_provider"] = Provider()
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+
+
+def _remembering(kind: type[Any]) -> type[Any]:
+    """The client's kind of connection, which knows those that it closes without waiting for it.
+
+    After an error it goes on at once. A connection with TLS is open then, until the other side has said good-bye too;
+    a loop that ends first has it left on its hands.
+    """
+
+    class Connection(kind):  # type: ignore[misc]
+        closing: ClassVar[dict[asyncio.Task[None], asyncio.StreamWriter]] = {}
+
+        async def disconnect(self, *arguments: Any, **options: Any) -> None:
+            writer: asyncio.StreamWriter | None = getattr(self, "_writer", None)
+            try:
+                await kind.disconnect(self, *arguments, **options)
+            finally:
+                if writer is not None:
+                    task = asyncio.get_running_loop().create_task(writer.wait_closed(), name="redis-connection-closing")
+                    self.closing[task] = writer
+                    task.add_done_callback(self._has_closed)
+
+        @classmethod
+        def _has_closed(cls, task: asyncio.Task[None]) -> None:
+            del cls.closing[task]
+            if not task.cancelled():
+                task.exception()  # whatever a good-bye met, it is over
+
+    return Connection
+
+
+async def end(*clients: Any) -> None:
+    """Close clients, and return when none of their connections is open any more.
+
+    Those that do not close in order within a second are broken off.
+    """
+    try:
+        for client in clients:
+            await client.aclose(close_connection_pool=True)
+    finally:
+        kinds = [client.connection_pool.connection_class for client in clients]
+        closing = {task: writer for kind in kinds for task, writer in kind.closing.items()}
+        if closing:
+            try:
+                await asyncio.wait(closing, timeout=GRACE)
+            finally:
+                for task, writer in closing.items():
+                    if not task.done():
+                        task.cancel()
+                        writer.transport.abort()
 
 
 def _tls_options(tls: Tls) -> dict[str, Any]:

@@ -23,8 +23,8 @@ class GrpcSink:
 
     The method is that of a generated stub, or its full name with the functions that serialize. It is unary, or takes a
     stream of messages and answers with one. Each call carries `idempotency-key` metadata, the same whenever the same
-    records are sent again. A stream carries `message-count` too: to a server, one that was cut off may look like one that
-    has ended, and it must not take such a part for the whole.
+    records are sent again. A stream carries `message-count` too: to a server, one that was cut off may look like one
+    that has ended, and it must not take such a part for the whole.
 
     Example:
         >>> sink = GrpcSink(
