@@ -8,9 +8,12 @@ loop must not depend on that. Everything here that two threads touch is a single
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections import deque
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from _thread import LockType
@@ -35,9 +38,9 @@ class ThreadFlag:
 
     def __init__(self) -> None:
         self._set = False
-        self._asleep: list[LockType] = []
+        self._asleep: deque[LockType] = deque()
         """One lock for each thread that waits: it has locked it, and goes on when somebody has unlocked it."""
-        self._tell: list[Callable[[], object]] = []
+        self._tell: deque[Callable[[], object]] = deque()
 
     def is_set(self) -> bool:
         """Whether it is set."""
@@ -46,9 +49,9 @@ class ThreadFlag:
     def set(self) -> None:
         """Set it, and wake everybody who waits."""
         self._set = True
-        while (asleep := _pop(self._asleep)) is not None:
+        while (asleep := _first(self._asleep)) is not None:
             asleep.release()
-        while (tell := _pop(self._tell)) is not None:
+        while (tell := _first(self._tell)) is not None:
             tell()
 
     def clear(self) -> None:
@@ -70,45 +73,170 @@ class ThreadFlag:
     def when_set(self, tell: Callable[[], object]) -> None:
         """Call a function as soon as it is set, on the thread that sets it; now, if it is set already."""
         self._tell.append(tell)
-        while self._set and (mine := _pop(self._tell)) is not None:
+        while self._set and (mine := _first(self._tell)) is not None:
             mine()
 
 
-def _pop(entries: list[R]) -> R | None:
-    """The last entry; None if there is none, which another thread may have seen to."""
+def _first(entries: deque[R]) -> R | None:
+    """Take the first entry out; None if there is none, which another thread may have seen to."""
     try:
-        return entries.pop()
+        return entries.popleft()
     except IndexError:
         return None
 
 
-class _LockInOneStep(type(threading.RLock())):  # type: ignore[misc]  # pyright: ignore[reportUntypedBaseClass]
-    """What `SafeFuture` has for its condition: it is taken and released in C."""
+class _Outcome(NamedTuple):
+    state: str
+    result: Any = None
+    error: BaseException | None = None
 
-    def notify_all(self) -> None:
-        """Nobody waits here."""
+
+_OPEN = _Outcome("PENDING")
+_CANCELLED = "CANCELLED_AND_NOTIFIED"
+_FINISHED = "FINISHED"
+
+
+class _NoLock:
+    """What a `SafeFuture` has in the place of its lock, for those who believe that they have to take it."""
+
+    def acquire(self) -> None:
+        """Nothing has to be waited for."""
+
+    def release(self) -> None:
+        """Nothing was taken."""
+
+    __enter__ = acquire
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Waiters(list[Any]):
+    """Where `concurrent.futures.wait` and `as_completed` enter who waits for the future."""
+
+    def __init__(self, future: SafeFuture[Any]) -> None:
+        super().__init__()
+        self._future = future
+
+    def append(self, waiter: Any) -> None:
+        super().append(waiter)
+        self._future.settled.when_set(partial(self._tell, waiter))
+
+    def _tell(self, waiter: Any) -> None:
+        if waiter in self:
+            future = self._future
+            failed = not future.cancelled() and future.exception(0) is not None
+            tell = waiter.add_cancelled if future.cancelled() else waiter.add_exception if failed else waiter.add_result
+            tell(future)
 
 
 class SafeFuture(Future[R]):
-    """A `Future` whose waiters can't hold up those that resolve it, wherever they are torn out of their wait."""
+    """A `Future` whose waiters can't hold up those that resolve it, wherever they are torn out of their wait.
+
+    It has no lock: who settles it is decided by `dict.setdefault`, a single step of the interpreter, and the first
+    wins. A lock in a `with` could stay locked: from Python 3.14 on an interrupt may come between the taking of the
+    lock and the block (cpython #148874).
+
+    Example:
+        >>> future = SafeFuture()
+        >>> future.resolve(1), future.resolve(2), future.result()
+        (True, False, 1)
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._condition: Any = _LockInOneStep()
+        # Not the base's: what it would set is derived from the outcome here.
+        self._decided: dict[int, _Outcome] = {}
+        self._condition: Any = _NoLock()
         self.settled = ThreadFlag()
         """Set as it is resolved or cancelled."""
-        self.add_done_callback(lambda _: self.settled.set())
+
+    @property
+    def _outcome(self) -> _Outcome:
+        return self._decided.get(0, _OPEN)
+
+    # The names by which concurrent.futures and asyncio look into a future.
+    _state: Any = property(lambda self: self._outcome.state)
+    _result: Any = property(lambda self: self._outcome.result)
+    _exception: Any = property(lambda self: self._outcome.error)
+    _waiters: Any = cached_property(_Waiters)  # made when it is asked for: it leads back to the future
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {id(self):#x} state={self._outcome.state.lower()}>"
+
+    def _decide(self, outcome: _Outcome) -> bool:
+        won = self._decided.setdefault(0, outcome) is outcome
+        if won:
+            self.settled.set()
+        return won
+
+    def resolve(self, result: R) -> bool:
+        """Give the result, unless it is settled; whether it was not."""
+        return self._decide(_Outcome(_FINISHED, result))
+
+    def fail(self, error: BaseException) -> bool:
+        """Give the error, unless it is settled; whether it was not."""
+        return self._decide(_Outcome(_FINISHED, error=error))
+
+    def set_result(self, result: R) -> None:
+        """Give the result; see `concurrent.futures.Future.set_result`."""
+        if not self.resolve(result):
+            raise InvalidStateError(f"{self._outcome.state}: {self!r}")
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Give the error; see `concurrent.futures.Future.set_exception`."""
+        if not self._decide(_Outcome(_FINISHED, error=exception)):
+            raise InvalidStateError(f"{self._outcome.state}: {self!r}")
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Whether somebody still waits for it; it can be cancelled until it is resolved."""
+        return not self.cancelled()
+
+    def cancel(self) -> bool:
+        """Cancel it, unless it is resolved; whether it is cancelled."""
+        self._decide(_Outcome(_CANCELLED))
+        return self.cancelled()
+
+    def cancelled(self) -> bool:
+        """Whether it is cancelled."""
+        return self._outcome.state == _CANCELLED
+
+    def running(self) -> bool:
+        """Never: until it is resolved it can be cancelled."""
+        return False
+
+    def done(self) -> bool:
+        """Whether it is resolved or cancelled."""
+        return bool(self._decided)
+
+    def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
+        """Have a function called with it when it is settled; now, if it is."""
+        self.settled.when_set(partial(self._call, fn))
+
+    def _call(self, function: Callable[[Future[R]], object]) -> None:
+        try:
+            function(self)
+        except Exception:
+            logging.getLogger("concurrent.futures").exception("exception calling callback for %r", self)
 
     def result(self, timeout: float | None = None) -> R:
         """The result, for which it waits `timeout` seconds at the most; see `concurrent.futures.Future.result`."""
-        self._wait(timeout)
-        return super().result(0)
+        outcome = self._wait(timeout)
+        if outcome.error is not None:
+            try:
+                raise outcome.error
+            finally:
+                del self, outcome  # the frames of the error must not lead back to it
+        result: R = outcome.result
+        return result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What went wrong, as soon as that is known; see `concurrent.futures.Future.exception`."""
-        self._wait(timeout)
-        return super().exception(0)
+        return self._wait(timeout).error
 
-    def _wait(self, timeout: float | None) -> None:
+    def _wait(self, timeout: float | None) -> _Outcome:
         if not self.done() and not self.settled.wait(timeout):
             raise TimeoutError
+        outcome = self._outcome
+        if outcome.state == _CANCELLED:
+            raise CancelledError
+        return outcome

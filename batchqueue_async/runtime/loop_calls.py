@@ -42,8 +42,7 @@ class LoopCall(SafeFuture[R]):
 
     def answer(self, result: R) -> None:
         """Give the answer before the coroutine has come to its end."""
-        if not self.done() and self.set_running_or_notify_cancel():
-            self.set_result(result)
+        self.resolve(result)
 
     def break_off(self) -> None:
         """Cancel a call that could never come to its end, because of the caller's own wait."""
@@ -68,7 +67,7 @@ def _begin(make: Callable[[], Coroutine[Any, Any, R]], call: LoopCall[R]) -> Non
     try:
         task = call.loop.create_task(make())
     except Exception as error:  # noqa: BLE001 - it is the caller's, who gets it
-        call.set_exception(error)
+        call.fail(error)
         return
     task.add_done_callback(partial(_answer, call))
     call.add_done_callback(partial(_cancel, call.loop, task))
@@ -81,16 +80,12 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], call: conc
 
 
 def _answer(call: LoopCall[R], task: asyncio.Task[R]) -> None:
-    error = None if task.cancelled() else task.exception()
-    if call.done():
-        return
     if task.cancelled():
         call.cancel()
-    elif call.set_running_or_notify_cancel():
-        if error is not None:
-            call.set_exception(error)
-        else:
-            call.set_result(task.result())
+    elif (error := task.exception()) is not None:
+        call.fail(error)
+    else:
+        call.resolve(task.result())
 
 
 def deadline_of(timeout: float | None) -> float | None:
