@@ -9,10 +9,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from example_runs import EXAMPLES
 from intake_handlers import repeated
 from intake_kafka import make_topic, until
 
+import batchqueue_async as bq
 from batchqueue_async.intake import KEY
 from batchqueue_async.testing import FaultProxy
 
@@ -121,6 +123,25 @@ async def test_a_static_member_comes_back_without_a_rebalance(kafka, logs):
         again = [event for event in logs if event["event"] == "partitions_revoked" and event["consumer"] == "stays"]
     assert topic.twice == 0
     assert len(again) == len(revoked)
+
+
+async def test_the_brokers_know_the_consumer_by_the_name_it_was_given(kafka):
+    topic = await make_topic(kafka)
+    await topic.send(1)
+    async with topic.consumer(client_id="billing-7", session_timeout=30.0):
+        await until(lambda: topic.complete)
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.address)
+        await admin.start()
+        try:
+            (described,) = await admin.describe_consumer_groups([topic.group])
+        finally:
+            await admin.close()
+    ((_, group, _, _, _, members, *_),) = described.groups
+    assert (group, [name for _, name, *_ in members]) == (topic.group, ["billing-7"])
+    with pytest.raises(bq.ConfigError, match="client_id='' is empty"):
+        topic.consumer(client_id="")
+    with pytest.raises(bq.ConfigError, match="names no broker"):
+        topic.consumer(bootstrap=[])
 
 
 @repeated

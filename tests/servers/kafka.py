@@ -133,14 +133,14 @@ class Kafka(base.Server):
     def ready(self) -> bool:
         return all(map(base.can_connect, (self.port, self.sasl_port, self.tls_port, self.proxied_port)))
 
-    def set_quota(self, rate: int | None) -> None:
-        """Let each client produce so many bytes a second; None sets no limit."""
+    def set_quota(self, client_id: str, rate: int | None) -> None:
+        """Let clients of a name produce so many bytes a second; None sets no limit."""
         change = (
             ["--delete-config", "producer_byte_rate"]
             if rate is None
             else ["--add-config", f"producer_byte_rate={rate}"]
         )
-        whom = ["--entity-type", "clients", "--entity-default"]
+        whom = ["--entity-type", "clients", "--entity-name", client_id]
         command = ["kafka.admin.ConfigCommand", "--bootstrap-server", self.address, "--alter"]
         self.run(*self._java(), *command, *whom, *change)
 

@@ -298,7 +298,7 @@ async def test_sasl(kafka, make, topic):
 
 
 async def test_a_wrong_password_is_told_and_not_shown(kafka, make, topic):
-    sink = make(kafka.sasl_address, user="tester", password="wr0ng-pass")
+    sink = make(kafka.sasl_address, user="tester", password="wr0ng-pass", client_id="exporter")
     await sink.open()
     for _ in range(2):
         with pytest.raises(bq.AuthError, match="SaslAuthenticationFailed") as error:
@@ -441,6 +441,8 @@ def test_a_value_of_nothing_is_a_deletion_and_needs_a_key():
 def test_options_are_checked():
     for options, message in [
         ({"bootstrap": "localhost"}, "not host:port"),
+        ({"bootstrap": []}, "names no broker"),
+        ({"client_id": ""}, "client_id=''"),
         ({"topic": ""}, "topic=''"),
         ({"compression": "rar"}, "compression='rar'"),
         ({"timeout": 0}, "timeout=0"),
@@ -461,7 +463,14 @@ async def test_a_sink_that_is_not_open_says_so(make):
 
 def test_a_pickled_sink_is_the_same():
     sink = KafkaSink(
-        ["a:1", "b:2"], "t", key="k", compression="lz4", user="u", password="s3cret", retryable=["INVALID_TOPIC"]
+        ["a:1", "b:2"],
+        "t",
+        key="k",
+        compression="lz4",
+        user="u",
+        password="s3cret",
+        client_id="exporter",
+        retryable=["INVALID_TOPIC"],
     )
     copy = pickle.loads(pickle.dumps(sink))
     assert repr(copy) == repr(sink) == "KafkaSink('a:1,b:2', topic='t')"
@@ -471,6 +480,7 @@ def test_a_pickled_sink_is_the_same():
         sink._producer_options,
     )
     assert copy._cluster.password == Secret("s3cret")
+    assert copy._cluster.client_id == "exporter"
 
 
 @pytest.mark.parametrize(
@@ -529,31 +539,62 @@ async def test_times_and_headers_from_fields_and_zstd(kafka, make, topic):
 
 @pytest.fixture
 async def quota(kafka):
-    """Clients may produce 100,000 bytes a second."""
-    await asyncio.to_thread(kafka.set_quota, 100_000)
-    yield
-    await asyncio.to_thread(kafka.set_quota, None)
+    """The name of clients that may produce 100,000 bytes a second."""
+    await asyncio.to_thread(kafka.set_quota, "exporter", 100_000)
+    yield "exporter"
+    await asyncio.to_thread(kafka.set_quota, "exporter", None)
 
 
-@pytest.mark.real_time(one_loop=True)
-@pytest.mark.usefixtures("quota")
-async def test_a_quota_slows_an_exporter_down_and_costs_no_record(kafka, make, topic, monkeypatch):
-    throttled = []
+@pytest.fixture
+def throttled(monkeypatch):
+    """The throttle times that brokers' answers have named, in milliseconds."""
+    times = []
     send = aiokafka.client.AIOKafkaClient.send
 
     async def noting(self, node, request, **options):
         response = await send(self, node, request, **options)
-        throttled.append(getattr(response, "throttle_time_ms", 0))
+        times.append(getattr(response, "throttle_time_ms", 0))
         return response
 
     monkeypatch.setattr(aiokafka.client.AIOKafkaClient, "send", noting)
+    return times
+
+
+@pytest.mark.real_time(one_loop=True)
+async def test_a_quota_slows_an_exporter_down_and_costs_no_record(kafka, make, topic, quota, throttled):
     # More than the broker lets in while it counts the first seconds.
     records = [b"%06d" % number + bytes(994) for number in range(1_500)]
     config = bq.ExportConfig(batch=bq.BatchPolicy(max_records=100, linger=0.0), workers=bq.WorkerPolicy.fixed(4))
-    async with bq.Exporter(make(), config) as export:
+    async with bq.Exporter(make(client_id=quota), config) as export:
         await export.consume(records)
         await export.flush(240.0)
         stats = export.stats()
     assert (stats.delivered, stats.dead_lettered, stats.records, stats.breaker_opens) == (1_500, 0, 0, 0)
     assert set(values(await read(kafka, topic))) == set(records)
     assert max(throttled) > 0
+    throttled.clear()
+    other = make(client_id="another")
+    await other.open()
+    for start in range(0, 1_500, 100):
+        await other.send(records[start : start + 100])
+    assert len(throttled) >= 15
+    assert max(throttled) == 0
+
+
+async def test_every_connection_has_the_sinks_name(kafka, make, monkeypatch):
+    names = set()
+    send = aiokafka.conn.AIOKafkaConnection.send
+
+    def noting(self, request, **options):
+        names.add(self._client_id)
+        return send(self, request, **options)
+
+    monkeypatch.setattr(aiokafka.conn.AIOKafkaConnection, "send", noting)
+    sink = make(kafka.sasl_address, user="tester", password="right-password", client_id="exporter")
+    await sink.open()
+    await sink.send([b"x"])
+    transaction = await sink.begin(BatchKey("a", 1))
+    await transaction.send([b"y"])
+    await transaction.commit()
+    await sink._cluster.check_credentials()
+    assert names == {"exporter"}

@@ -12,7 +12,7 @@ from batchqueue_async.intake.kafka.lane import KafkaLane, KafkaOptions
 from batchqueue_async.intake.ports import Order
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.secrets import Secret
-from batchqueue_async.sinks.kafka.client import Cluster
+from batchqueue_async.sinks.kafka.client import Cluster, broker_addresses, check_client_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +64,7 @@ class KafkaConsumer(Consumer):
         password: str | Secret | None = None,
         mechanism: str = "PLAIN",
         tls: TlsOption = None,
+        client_id: str | None = None,
         timeout: float = 10.0,
         **options: Any,
     ) -> None:
@@ -89,15 +90,15 @@ class KafkaConsumer(Consumer):
             password: the user's password: `env:NAME`, `file:/path` or the value.
             mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
             tls: True, a `Tls` or an `ssl.SSLContext`; None connects without TLS.
+            client_id: what the brokers call the consumer's connections, in their quotas, metrics and logs, and in the
+                member's name in its group; None leaves it to the client.
             timeout: seconds that a dead letter may take until it is confirmed.
             options: what every consumer takes; see `IntakeConfig`.
         """
         require("aiokafka", "kafka")
         owner = f"KafkaConsumer {name or group!r}"
-        addresses = [each.strip() for each in (bootstrap.split(",") if isinstance(bootstrap, str) else bootstrap)]
-        for address in addresses:
-            if not address.rpartition(":")[2].isdigit():
-                raise ConfigError(f"{owner}: bootstrap={address!r} is not host:port; add the port, such as :9092")
+        addresses = broker_addresses(owner, bootstrap)
+        check_client_id(owner, client_id)
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         if not names or not all(names):
             raise ConfigError(f"{owner}: topics={topics!r} names no topic; give at least one")
@@ -120,7 +121,8 @@ class KafkaConsumer(Consumer):
         _check(owner, group_options, timeout)
         config = IntakeConfig(**options)
         self._cluster = Cluster(
-            bootstrap=tuple(addresses),
+            bootstrap=addresses,
+            client_id=client_id,
             user=user,
             password=None if password is None else Secret(password),
             mechanism=mechanism,

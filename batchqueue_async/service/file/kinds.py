@@ -42,7 +42,11 @@ if TYPE_CHECKING:
 _TLS = Field(of=TLS)
 _OAUTH2 = Field(of=OAUTH2)
 _TIMES = {"timeout": SECONDS, "connect_timeout": SECONDS}
-_KAFKA_LOGIN = {**LOGIN, "mechanism": choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")}
+_KAFKA_LOGIN = {
+    **LOGIN,
+    "mechanism": choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+    "client_id": TEXT,
+}
 _NATS_LOGIN = {**LOGIN, "token": SECRET, "credentials": TEXT}
 _OTLP = {
     "endpoint": NEEDED,

@@ -87,6 +87,7 @@ class Cluster:
     """Where the brokers are, and how to come in."""
 
     bootstrap: tuple[str, ...]
+    client_id: str | None = None
     user: str | None = None
     password: Secret | None = None
     mechanism: str = "PLAIN"
@@ -102,6 +103,8 @@ class Cluster:
             "security_protocol": f"{'SASL_' if self.user else ''}{'SSL' if context else 'PLAINTEXT'}",
             "ssl_context": context,
         }
+        if self.client_id is not None:
+            options["client_id"] = self.client_id
         if self.user is not None:
             options["sasl_mechanism"] = self.mechanism
             options["sasl_plain_username"] = self.user
@@ -175,6 +178,30 @@ class Cluster:
         finally:
             await stop_consumer(consumer)
         return offset
+
+
+def broker_addresses(owner: str, bootstrap: str | Sequence[str]) -> tuple[str, ...]:
+    """The brokers to begin with, from one text with commas or one by one.
+
+    Raises:
+        ConfigError: there is none, or one has no port.
+    """
+    addresses = [each.strip() for each in (bootstrap.split(",") if isinstance(bootstrap, str) else bootstrap)]
+    if not addresses:
+        raise ConfigError(f"{owner}: bootstrap={bootstrap!r} names no broker; give one as host:port")
+    for address in addresses:
+        if not address.rpartition(":")[2].isdigit():
+            raise ConfigError(f"{owner}: bootstrap={address!r} is not host:port; add the port, such as :9092")
+    return tuple(addresses)
+
+
+def check_client_id(owner: str, client_id: str | None) -> None:
+    """Raise a ConfigError for what can't be a client's name.
+
+    Brokers take an empty one for no name at all, so that a quota for it would limit nobody.
+    """
+    if client_id is not None and not client_id:
+        raise ConfigError(f"{owner}: client_id='' is empty; name one, or None for the client's own")
 
 
 def offsets(topic: str, offset: int) -> Any:

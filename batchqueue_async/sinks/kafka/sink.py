@@ -11,7 +11,7 @@ from batchqueue_async.errors import AuthError, ConfigError, RetryableError, Sink
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.secrets import Secret
 from batchqueue_async.sinks.base import SendResult, SinkNeeds
-from batchqueue_async.sinks.kafka.client import Cluster, error_names, translate_error
+from batchqueue_async.sinks.kafka.client import Cluster, broker_addresses, check_client_id, error_names, translate_error
 from batchqueue_async.sinks.kafka.delivery import Delivery, Partitioner, UnconfirmedSends
 from batchqueue_async.sinks.kafka.messages import Encoder, check_option
 from batchqueue_async.sinks.kafka.producers import Producers
@@ -70,6 +70,7 @@ class KafkaSink:
         password: str | Secret | None = None,
         mechanism: str = "PLAIN",
         tls: TlsOption = None,
+        client_id: str | None = None,
         transaction_timeout: float = 60.0,
         connect_timeout: float = 10.0,
         timeout: float = 10.0,
@@ -98,6 +99,8 @@ class KafkaSink:
             password: the user's password: `env:NAME`, `file:/path` or the value.
             mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
             tls: True, a `Tls` or an `ssl.SSLContext`; None is no TLS.
+            client_id: what the brokers call the sink's connections, in their quotas, metrics and logs; None leaves it
+                to the client, which numbers them.
             transaction_timeout: seconds after which the broker undoes a transaction by itself.
             connect_timeout: seconds that a first connection may take.
             timeout: seconds that a send may take until it is confirmed.
@@ -105,11 +108,8 @@ class KafkaSink:
                 given; what else is not about a record or our rights always may.
         """
         require("aiokafka", "kafka")
-        addresses = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
-        addresses = [address.strip() for address in addresses]
-        for address in addresses:
-            if not address.rpartition(":")[2].isdigit():
-                raise ConfigError(f"Kafka sink: bootstrap={address!r} is not host:port; add the port, such as :9092")
+        addresses = broker_addresses("Kafka sink", bootstrap)
+        check_client_id("Kafka sink", client_id)
         if not topic:
             raise ConfigError("Kafka sink: topic='' is empty; name one")
         if compression not in _COMPRESSIONS:
@@ -132,7 +132,8 @@ class KafkaSink:
         self.topic = topic
         self.timeout = timeout
         self._cluster = Cluster(
-            bootstrap=tuple(addresses),
+            bootstrap=addresses,
+            client_id=client_id,
             user=user,
             password=None if password is None else Secret(password),
             mechanism=mechanism,
@@ -177,6 +178,7 @@ class KafkaSink:
             "password": cluster.password,
             "mechanism": cluster.mechanism,
             "tls": cluster.tls,
+            "client_id": cluster.client_id,
             "transaction_timeout": self._transaction_timeout,
             "connect_timeout": cluster.connect_timeout,
             "timeout": self.timeout,
