@@ -12,7 +12,7 @@ import pytest
 
 from batchqueue_async._support.executor import LastingExecutor
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

@@ -478,7 +478,7 @@ def test_run_virtual_waits_in_real_time_for_the_threads_of_the_executor():
 
     def work() -> None:
         started.set()
-        finished.append(gate.wait(5))
+        finished.append(gate.wait(60))
 
     async def main() -> None:
         call = asyncio.get_running_loop().run_in_executor(None, work)

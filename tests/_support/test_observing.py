@@ -183,7 +183,7 @@ def peeked(thing):
     found = []
     reader = threading.Thread(target=lambda: found.append(thing.peek()))
     reader.start()
-    reader.join(10)
+    reader.join(60)
     assert found, "peek waits for the loop"
     return found[0]
 
@@ -267,7 +267,7 @@ async def test_readers_on_threads_bear_an_exporter_that_works(tmp_path):
         await exporter.flush()
         done.set()
         for reader in readers:
-            reader.join(10)
+            reader.join(60)
     assert not errors
 
 

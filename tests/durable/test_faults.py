@@ -277,7 +277,7 @@ async def test_closing_a_blocked_queue_fails_its_puts():
 
 async def test_closing_ends_when_no_hint_can_be_written():
     files = RecordingFiles()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with opened(files) as queue:
             await queue.put_many([b"a", b"b"])
             files.fault = lambda call, path: io_error(errno.ENOSPC) if path.suffix == ".ack" else None

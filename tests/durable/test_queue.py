@@ -495,7 +495,7 @@ async def test_a_cancelled_opening_gives_the_lock_back(tmp_path):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 queue = await DurableQueue.open(tmp_path)

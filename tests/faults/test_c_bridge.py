@@ -901,11 +901,11 @@ def test_c_19_a_selector_may_wait_for_a_thread_that_produces():
     def select(item: int, count: int) -> int:
         if _on_the_loop() and item >= 100 and not asked.is_set():
             asked.set()
-            in_time.append(answered.wait(10))
+            in_time.append(answered.wait(PATIENCE))
         return item % count
 
     def produce_when_asked() -> None:
-        assert asked.wait(10)
+        assert asked.wait(PATIENCE)
         queue.produce(1000)
         answered.set()
 
@@ -935,8 +935,8 @@ def test_c_19_a_selector_that_ends_the_loop_loses_no_item(error):
     bridge = bq.SyncBridge()
     queue, gate = _amid_a_move(bridge, select, handled)
     assert queue.produce_many(range(100, 120)) == 20
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE)
     gate.set()
-    report = bridge.close(timeout=5)["q"]
+    report = bridge.close(timeout=PATIENCE)["q"]
     assert report.accepted == 30
     assert report.handled + report.failed + len(report.undelivered) == 30

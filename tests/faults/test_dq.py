@@ -87,7 +87,7 @@ async def test_dq_4_counters_equal_a_full_scan_after_a_crash_and_dropping_ends()
         await queue.put(payload(number))
     lease = await queue.lease(7)
     await lease.ack(record.seq for record in lease.records[::2])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.sleep(0.05)  # the hint is written a moment later
     files = files.killed(len(files.log))
     async with opened(files) as again:

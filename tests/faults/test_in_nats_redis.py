@@ -151,7 +151,7 @@ async def test_in_59_entries_that_a_killed_consumer_held_are_read_again_by_its_n
 
     async with redis.consumer(save, consumer="one", claim_after=3600.0):
         await until(lambda: len({*first, *(body for body, _ in seen)}) == 200)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await redis.unsettled():
                 await asyncio.sleep(0.05)
 

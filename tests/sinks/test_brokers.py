@@ -25,7 +25,7 @@ from batchqueue_async.sinks.nats import NatsSink
 from batchqueue_async.sinks.redis import RedisSink
 from batchqueue_async.testing import FaultProxy, settle
 
-LIMIT = 20.0
+LIMIT = 60.0
 FAULTS = ("reset", "refuse", "half_open", "mute")
 
 
@@ -381,7 +381,7 @@ class TestEach:
     async def test_a_server_that_was_killed_is_used_again(self, kind, broker):
         async with opened(broker.sink(timeout=2.0)) as sink:
             await broker.settle()
-            await sink.send_keyed([b"before"], ["k/1"])
+            await again(sink, [b"before"], ["k/1"])
             broker.server.kill()
             with pytest.raises(bq.RetryableError):
                 await sink.send_keyed([b"while"], ["k/2"])

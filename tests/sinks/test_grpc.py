@@ -27,7 +27,7 @@ from batchqueue_async.sinks.otlp import OtlpSink
 from batchqueue_async.sinks.otlp.request import SIGNALS, Grouping
 from batchqueue_async.testing import FaultProxy
 
-LIMIT = 10.0
+LIMIT = 60.0
 
 
 @contextlib.asynccontextmanager

@@ -463,7 +463,7 @@ async def test_a_begin_that_is_cancelled_gives_its_turn_back(sink, table):
     second.cancel()
     await asyncio.wait([second])
     await first.rollback()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         transaction = await sink.begin(BatchKey(table, 2))
     await transaction.rollback()
 

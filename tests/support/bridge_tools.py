@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import batchqueue_async as bq
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which a test gives up; nothing here is expected to take even one."""
 
 

@@ -26,7 +26,7 @@ FAST = {
 }
 
 
-async def until(condition, seconds=30.0, step=0.02):
+async def until(condition, seconds=60.0, step=0.02):
     """Wait for something that is on its way, and fail when it does not come."""
     async with asyncio.timeout(seconds):
         while not condition():

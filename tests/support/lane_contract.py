@@ -137,7 +137,7 @@ async def stops(subject):
     await subject.publish(bodies(50))
     found = await taken(session, 1, room=5)
     await session.stop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while part := await session.take(Room(1000, 1 << 20)):
             found.extend(part)
     await subject.publish([b"late"])

@@ -109,7 +109,7 @@ def thread_to_handler() -> Walk:
         walk.steps.clear()
         with walk:
             assert queue.produce(1)
-        assert seen.wait(10)
+        assert seen.wait(60)
     return walk
 
 
