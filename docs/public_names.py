@@ -30,6 +30,8 @@ PAGES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "asgi",
                 "BatchQueueCollector",
                 "instrument",
+                "trace",
+                "Traces",
                 "take_snapshot",
                 "ProcessSnapshot",
                 "Status",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from batchqueue_async.intake.message import Message
 
 Rejected: TypeAlias = "Mapping[int, BaseException]"
+BatchHandler: TypeAlias = "Callable[[Sequence[Message]], Awaitable[Rejected]]"
 NOTHING: Rejected = {}
 DEFAULT_BATCH = BatchPolicy(max_records=100, linger=0.0)
 

@@ -10,7 +10,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async._support import log
+from batchqueue_async._support import log, tracing
 from batchqueue_async.errors import AuthError, ConfigError, PermanentError, QueueFullError, SinkError
 from batchqueue_async.export.policies import BatchPolicy
 from batchqueue_async.intake.batching import Batches
@@ -24,7 +24,7 @@ from batchqueue_async.intake.workers import Workers
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
 
-    from batchqueue_async.intake.calls import Decoder, HandlerCall, Rejected
+    from batchqueue_async.intake.calls import BatchHandler, Decoder, HandlerCall, Rejected
     from batchqueue_async.intake.message import Message
     from batchqueue_async.intake.pacing import Pacer
     from batchqueue_async.intake.ports import Retries, Taken
@@ -135,11 +135,13 @@ class WorkerPool:
     def start(self, settlement: Settlement) -> None:
         """Begin to work; outcomes go to the settlement."""
         self._settlement = settlement
-        call = self._call
+        call, traced = self._call, tracing.active
         if isinstance(call, SingleCall):
-            self.workers.start(partial(self._run_singles, call.handler))
+            one = call.handler if traced is None else traced.message(self._name, call.handler)
+            self.workers.start(partial(self._run_singles, one))
         else:
-            self.workers.start(partial(self._run_batches, call))
+            many = call if traced is None else traced.messages(self._name, call)
+            self.workers.start(partial(self._run_batches, many))
 
     def use(self, retries: Retries, *, counts_held: bool) -> None:
         """What the lane's broker can do."""
@@ -300,7 +302,7 @@ class WorkerPool:
             if ending:
                 return
 
-    async def _run_batches(self, call: HandlerCall, worker: Worker) -> None:
+    async def _run_batches(self, call: BatchHandler, worker: Worker) -> None:
         """Batches, one at a time."""
         while True:
             if not self._may_leave():
@@ -308,7 +310,7 @@ class WorkerPool:
             elif await self._run_batch(call, worker):
                 return
 
-    async def _run_batch(self, call: HandlerCall, worker: Worker) -> bool:
+    async def _run_batch(self, call: BatchHandler, worker: Worker) -> bool:
         """One batch; whether its worker ends. Nothing of the batch is left in the worker when it returns."""
         units = self._next_batch()
         if not units:
@@ -384,7 +386,7 @@ class WorkerPool:
         return batch, {at: bad for at, each in enumerate(batch) if (bad := decode(each)) is not None}
 
     @staticmethod
-    async def _call_with(call: HandlerCall, batch: Sequence[Message], bad: dict[int, BaseException]) -> Rejected:
+    async def _call_with(call: BatchHandler, batch: Sequence[Message], bad: dict[int, BaseException]) -> Rejected:
         """Call the handler with what could be decoded; its answer and the rest, by place in the whole batch."""
         places = [place for place in range(len(batch)) if place not in bad]
         if not places:

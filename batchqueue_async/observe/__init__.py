@@ -2,6 +2,7 @@
 
     queues, exporters, disks, consumers --> snapshot --> table of metrics --> Prometheus, OpenTelemetry
                                                      --> status ---------> health, sentences, the page, commands
+    calls of handlers and sinks -----------------------------------------> traces
 
 A snapshot is read without asking any loop; everything else here is computed from snapshots.
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from batchqueue_async.observe.snapshot import ProcessSnapshot, take_snapshot
     from batchqueue_async.observe.status import ComponentStatus, Status
     from batchqueue_async.observe.table import METRICS
+    from batchqueue_async.observe.traces import Traces, trace
     from batchqueue_async.observe.web import asgi
 
 # Imported when asked for: a program that only writes metrics needs no web server.
@@ -30,11 +32,13 @@ _WHERE = {
     "OpsServer": "server",
     "ProcessSnapshot": "snapshot",
     "Status": "status",
+    "Traces": "traces",
     "asgi": "web",
     "find_processes": "client",
     "instrument": "opentelemetry",
     "serve": "server",
     "take_snapshot": "snapshot",
+    "trace": "traces",
 }
 
 __all__ = [
@@ -45,11 +49,13 @@ __all__ = [
     "OpsServer",
     "ProcessSnapshot",
     "Status",
+    "Traces",
     "asgi",
     "find_processes",
     "instrument",
     "serve",
     "take_snapshot",
+    "trace",
 ]
 
 

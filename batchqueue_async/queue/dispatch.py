@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from batchqueue_async._native import NO_CALL, HandlerFields, accelerated, call_usual, group_usual, one_type, sort_run
-from batchqueue_async._support import log
+from batchqueue_async._support import log, tracing
 from batchqueue_async._support.contexts import has_left, restore_context
 from batchqueue_async._support.handlers import call_of, method_of
 from batchqueue_async._support.last_error import ErrorKeeper
@@ -57,11 +57,19 @@ class HandlerEntry(HandlerFields, Generic[T]):
         failed: items of its calls that failed.
     """
 
-    __slots__ = ("failed", "handler", "label", "on_idle", "options")
+    __slots__ = ("failed", "handler", "label", "on_idle", "options", "queue")
 
     def __init__(
-        self, label: str, handler: Handler[T], options: HandlerOptions, turns: CallLimiter, timeout: float | None
+        self,
+        queue: str,
+        label: str,
+        handler: Handler[T],
+        options: HandlerOptions,
+        turns: CallLimiter,
+        *,
+        timeout: float | None,
     ) -> None:
+        self.queue = queue
         self.label = label
         self.turns = turns
         self.calls = self.items = self.failed = 0
@@ -74,7 +82,8 @@ class HandlerEntry(HandlerFields, Generic[T]):
         self.options = options
         self.timeout = options.timeout or timeout
         self.most = options.max_batch or 0
-        self.consume: Callable[[list[T]], Awaitable[object]] = call_of(handler)
+        consume: Callable[[list[T]], Awaitable[object]] = call_of(handler)
+        self.consume = consume if tracing.active is None else tracing.active.handler(self.queue, self.label, consume)
         self.on_idle: Callable[[], Awaitable[object]] | None = method_of(handler, "on_idle")
 
     def retire(self) -> None:
@@ -173,7 +182,11 @@ class Dispatcher(Generic[T]):
 
     def _alone(self, label: str, handler: Handler[T] | None, calls_at_once: int) -> HandlerEntry[T] | None:
         turns = CallLimiter(calls_at_once)
-        return None if handler is None else HandlerEntry(label, handler, _PLAIN, turns, self.handler_timeout)
+        return (
+            None
+            if handler is None
+            else HandlerEntry(self.name, label, handler, _PLAIN, turns, timeout=self.handler_timeout)
+        )
 
     def _note_idler(self, entry: HandlerEntry[T] | None) -> None:
         if entry is not None:
@@ -199,7 +212,7 @@ class Dispatcher(Generic[T]):
             if self._turns is None:
                 self._turns = WeakValueDictionary()
             turns = self._turns.get(kind) or self._turns.setdefault(kind, CallLimiter(1))
-            entry = HandlerEntry(kind.__qualname__, handler, options, turns, self.handler_timeout)
+            entry = HandlerEntry(self.name, kind.__qualname__, handler, options, turns, timeout=self.handler_timeout)
             self.entries[kind] = entry
             self._resolved.clear()
         else:
@@ -217,7 +230,7 @@ class Dispatcher(Generic[T]):
 
     def _renew(self, kind: type, old: HandlerEntry[T]) -> HandlerEntry[T]:
         """Another entry for the type: calls that wait are too large for the next handler, and are grouped anew."""
-        new = HandlerEntry(old.label, old.handler, old.options, old.turns, old.timeout)
+        new = HandlerEntry(old.queue, old.label, old.handler, old.options, old.turns, timeout=old.timeout)
         new.calls, new.items, new.failed, new.durations = old.calls, old.items, old.failed, old.durations
         old.retire()
         self._note_idler(old)
@@ -764,4 +777,4 @@ def _refusing(kind: type, error: Exception) -> HandlerEntry[Any]:
     async def refuse(_: list[Any]) -> None:
         raise error
 
-    return HandlerEntry(type.__repr__(kind), refuse, _PLAIN, CallLimiter(1), None)
+    return HandlerEntry("", type.__repr__(kind), refuse, _PLAIN, CallLimiter(1), timeout=None)

@@ -112,11 +112,8 @@ class AmqpSink(MessageSink[_Line]):
             raise ConfigError(
                 f"AMQP sink: retryable={unknown[0]!r} is not a reply code that is refused; give some of {list(_CODES)}"
             )
-        self._properties = {
-            "content_type": content_type,
-            "headers": dict(headers or {}),
-            "delivery_mode": 1 + persistent,
-        }
+        self._headers = dict(headers or {})
+        self._properties = {"content_type": content_type, "delivery_mode": 1 + persistent}
 
     def __repr__(self) -> str:
         return f"AmqpSink({self._shown!r}, exchange={self.exchange!r}, queue={self.queue!r})"
@@ -126,8 +123,9 @@ class AmqpSink(MessageSink[_Line]):
             if isinstance(error, TooLargeError):
                 raise error  # the broker closed the channel for one message, and does not say which
 
-    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None) -> bool:
-        message = require("aio_pika", "amqp").Message(body, message_id=key, **self._properties)
+    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None, traced: Mapping[str, str]) -> bool:
+        headers = {**traced, **self._headers}
+        message = require("aio_pika", "amqp").Message(body, message_id=key, headers=headers, **self._properties)
         routing = self._routing_key(record) if callable(self._routing_key) else self._routing_key
         await line.exchange.publish(message, routing, mandatory=self._mandatory)
         return False

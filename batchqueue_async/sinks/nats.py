@@ -95,11 +95,13 @@ class NatsSink(MessageSink[_Line]):
         subject = self.subject if isinstance(self.subject, str) else "..."
         return f"NatsSink({self._shown!r}, subject={subject!r})"
 
-    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None) -> bool:
+    async def _publish(self, line: _Line, record: Any, body: bytes, key: str | None, traced: Mapping[str, str]) -> bool:
         subject = self.subject(record) if callable(self.subject) else self.subject
-        headers = self._headers if key is None else {**self._headers, "Nats-Msg-Id": key}
+        headers = {**traced, **self._headers}
+        if key is not None:
+            headers["Nats-Msg-Id"] = key
         answer = await line.stream.publish(
-            subject, body, timeout=self.timeout, stream=self.stream, headers=dict(headers) or None
+            subject, body, timeout=self.timeout, stream=self.stream, headers=headers or None
         )
         return bool(answer.duplicate)
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from batchqueue_async._support import log
+from batchqueue_async._support import log, tracing
 from batchqueue_async._support.log import describe
 from batchqueue_async.errors import PermanentError, QueueClosedError, RetryableError, SinkError
 from batchqueue_async.export.delivery.classify import (
@@ -71,6 +72,8 @@ class BatchSender:
         self._preparing = context.sink if isinstance(context.sink, PreparingSink) else None
         self._alone = asyncio.Lock()
         self._in_any_order = context.config.ordering == "any"
+        traced = tracing.active
+        self._traced = None if traced is None else traced.sends(context.name, type(context.sink).__qualname__)
 
     async def deliver(self, batch: Batch, permit: SendPermit) -> None:
         """Send a batch with this leave, which the gate gave, and settle all of it."""
@@ -223,8 +226,10 @@ class BatchSender:
         start = context.now()
         counts.sending += 1
         try:
-            async with asyncio.timeout(context.config.send_timeout):
-                result = await self._call(batch, places)
+            if self._traced is None:
+                result = await self._bounded(batch, places)
+            else:
+                result = await self._traced(partial(self._bounded, batch, places), len(places), batch.attempts)
         except asyncio.CancelledError as error:
             if not is_sinks_own(error):
                 context.gate.release(permit)
@@ -255,6 +260,10 @@ class BatchSender:
         if not isinstance(rejected, Mapping):
             return SinkError(f"the sink's `rejected` is a {type(rejected).__name__}, not a mapping by place")
         return result
+
+    async def _bounded(self, batch: Batch, places: Sequence[int]) -> SendResult | None:
+        async with asyncio.timeout(self._context.config.send_timeout):
+            return await self._call(batch, places)
 
     def _call(self, batch: Batch, places: Sequence[int]) -> Awaitable[SendResult | None]:
         if batch.prepared is not None and len(places) == len(batch) and self._preparing is not None:

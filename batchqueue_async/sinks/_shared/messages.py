@@ -6,13 +6,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from batchqueue_async._support import tracing
 from batchqueue_async.sinks._shared.connection import SharedConnection
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.payloads import all_of, payloads, verdict
 from batchqueue_async.sinks.base import SinkNeeds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from batchqueue_async.errors import SinkError
     from batchqueue_async.sinks.base import SendResult
@@ -34,6 +35,7 @@ class MessageSink(ABC, Generic[L]):
     client: ClassVar[tuple[str, str]]
     timeout: float
     connect_timeout: float
+    _headers: Mapping[str, str]
 
     def __init__(self) -> None:
         self._shared: SharedConnection[L] | None = None
@@ -65,8 +67,10 @@ class MessageSink(ABC, Generic[L]):
         if not bodies:
             return verdict(errors, len(batch))
         line = await self._line(self._shared)
+        traced = tracing.headers(self._headers)
         calls = [
-            self._publish(line, batch[place], body, keys[place] if keys else None) for place, body in bodies.items()
+            self._publish(line, batch[place], body, keys[place] if keys else None, traced)
+            for place, body in bodies.items()
         ]
         answers = await all_of(calls, self.timeout)
         skipped = 0
@@ -108,8 +112,11 @@ class MessageSink(ABC, Generic[L]):
         """Whether nothing can be published over it any more."""
 
     @abstractmethod
-    async def _publish(self, line: L, record: Any, body: bytes, key: str | None) -> bool:
-        """Publish one message; returns when it is confirmed: whether it was there already."""
+    async def _publish(self, line: L, record: Any, body: bytes, key: str | None, traced: Mapping[str, str]) -> bool:
+        """Publish one message; returns when it is confirmed: whether it was there already.
+
+        `traced` are the headers of the send's trace; those that the user has set win.
+        """
 
     @abstractmethod
     def _error(self, error: Exception, line: L | None) -> SinkError:

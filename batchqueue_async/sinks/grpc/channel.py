@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from batchqueue_async._support import tracing
 from batchqueue_async.errors import ConfigError, RetryableError
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.secrets import Secret, header_value, resolve
@@ -165,7 +166,7 @@ class GrpcChannel:
         return grpc.aio.secure_channel(self.target, credentials, options=options, compression=compression)
 
     def _metadata(self, extra: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-        headers = {
+        headers = tracing.headers((*self._headers, *extra)) | {
             name: resolve(value) if isinstance(value, Secret) else value for name, value in self._headers.items()
         }
         if self._token is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from batchqueue_async._support import tracing
 from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError, SinkError
 from batchqueue_async.sinks._shared.extras import require
 from batchqueue_async.sinks._shared.secrets import Secret, header_value, redacted, resolve
@@ -140,7 +141,7 @@ class Transport:
         Raises:
             SinkError: it is none, or none came.
         """
-        fields = dict(headers)
+        fields = tracing.headers((*headers, *self._headers)) | dict(headers)
         fields |= {
             name: header_value(name, resolve(value) if isinstance(value, Secret) else value)
             for name, value in self._headers.items()

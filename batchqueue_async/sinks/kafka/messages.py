@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+from batchqueue_async._support import tracing
 from batchqueue_async.errors import ConfigError, PermanentError, SinkError, TooLargeError
 from batchqueue_async.sinks._shared.fields import nanoseconds
 from batchqueue_async.sinks._shared.records import is_table, lines, row
@@ -49,11 +50,16 @@ class Encoder:
     def encode(self, batch: Sequence[Any], keys: Sequence[str] | None) -> tuple[Messages, dict[int, SinkError]]:
         """The records as messages, and those that are none with the reason."""
         keys = keys if self.key_header is not None else None
+        traced = [(name, value.encode()) for name, value in tracing.headers().items()]
+        if _size(traced) > _KEY_ROOM // 2:
+            traced = []  # more baggage than a trace is worth
         if self._plain() and set(map(type, batch)) == {bytes} and max(map(len, batch)) <= self._room - _KEY_ROOM:
-            headers = None if keys is None else [[(str(self.key_header), key.encode())] for key in keys]
+            headers = None if keys is None else [[(str(self.key_header), key.encode()), *traced] for key in keys]
             if keys is None or max(map(len, keys)) < _KEY_ROOM // 4:
+                if traced and headers is None:
+                    headers = [traced] * len(batch)
                 return Messages(batch, None, headers, range(len(batch))), {}
-        return self._encode(batch, keys)
+        return self._encode(batch, keys, traced)
 
     @property
     def _room(self) -> int:
@@ -62,7 +68,9 @@ class Encoder:
     def _plain(self) -> bool:
         return self.key is None and self.value is None and self.headers is None and self.timestamp is None
 
-    def _encode(self, batch: Sequence[Any], keys: Sequence[str] | None) -> tuple[Messages, dict[int, SinkError]]:
+    def _encode(
+        self, batch: Sequence[Any], keys: Sequence[str] | None, traced: Headers
+    ) -> tuple[Messages, dict[int, SinkError]]:
         values: list[bytes | None] = []
         found_keys: list[bytes | None] = []
         headers: list[Headers] = []
@@ -73,7 +81,7 @@ class Encoder:
         for place, record in enumerate(batch):
             try:
                 found = [
-                    (*self._message(each, key), self._time(each, now))
+                    (*self._message(each, key, traced), self._time(each, now))
                     for each, key in _single(record, None if keys is None else keys[place])
                 ]
             except SinkError as error:
@@ -85,7 +93,7 @@ class Encoder:
                 found_keys.append(key)
                 headers.append(its_headers)
                 places.append(place)
-        with_headers = keys is not None or self.headers is not None
+        with_headers = keys is not None or self.headers is not None or bool(traced)
         messages = Messages(
             values,
             found_keys if self.key else None,
@@ -95,7 +103,7 @@ class Encoder:
         )
         return messages, refused
 
-    def _message(self, record: Any, bq_key: str | None) -> tuple[bytes | None, bytes | None, Headers]:
+    def _message(self, record: Any, bq_key: str | None, traced: Headers) -> tuple[bytes | None, bytes | None, Headers]:
         value = record if type(record) is bytes and self.value is None else self._value(record)
         key = self._key(record) if self.key is not None else None
         if value is None and key is None:
@@ -103,12 +111,15 @@ class Encoder:
         headers = [(name, _bytes(given) or b"") for name, given in self._made_headers(record)]
         if bq_key is not None and self.key_header is not None:
             headers.append((self.key_header, bq_key.encode()))
-        size = len(value or b"") + len(key or b"") + sum(len(name) * 4 + len(given) + 10 for name, given in headers)
+        size = len(value or b"") + len(key or b"") + _size(headers)
         if size > self._room:
             raise TooLargeError(
                 f"Kafka sink: a record of {size} bytes is above max_record_bytes={self.max_record_bytes}; raise it, "
                 "and the topic's max.message.bytes, or send less"
             )
+        if traced and size + _size(traced) <= self._room:  # no record is refused for its trace
+            names = {name for name, _ in headers}
+            headers += [each for each in traced if each[0] not in names]
         return value, key, headers
 
     def _made_headers(self, record: Any) -> Iterable[tuple[str, Any]]:
@@ -153,6 +164,10 @@ def _single(record: Any, key: str | None) -> Iterable[tuple[Any, str | None]]:
     if not is_table(record):
         return ((record, key),)
     return ((each, None if key is None else f"{key}#{at}") for at, each in enumerate(record.to_pylist()))
+
+
+def _size(headers: Headers) -> int:
+    return sum(len(name) * 4 + len(given) + 10 for name, given in headers)
 
 
 def _bytes(value: Any) -> bytes | None:
