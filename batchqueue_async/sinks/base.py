@@ -352,7 +352,13 @@ class PreparingSink(Sink, Protocol):
 
 
 class Transaction(Protocol):
-    """The sends of one batch, which take effect together or not at all."""
+    """The sends of one batch, which take effect together or not at all.
+
+    A send that raised makes the transaction one that can only be rolled back; one that returned `rejected` records left
+    those out, each whole. Some transactions have two methods more: `try_send`, which raises `PermanentError` as `send`
+    does, and then leaves nothing of its records and a transaction that goes on; and `check`, which raises it for what
+    the commit would refuse, and has that checked at each `send` from then on.
+    """
 
     async def send(self, batch: Sequence[Any], /) -> SendResult | None:
         """Write records of the batch; nobody sees them yet."""

@@ -120,14 +120,17 @@ class BadRows:
 
     Attributes:
         count: how many are in the dead letters.
+        check_at_once: whether a transaction is to check at each send what it would check at its commit alone.
     """
 
     def __init__(self, sink: str, batch: str, letters: Letters) -> None:
         self.count = 0
+        self.check_at_once = False
         self._sink = sink
         self._batch = batch
         self._letters = letters
         self._waiting: list[dict[str, Any]] = []
+        self._refused = 0
         self._known: dict[bytes, str] = {}
         self._buried: Counter[bytes] = Counter()
         self._again: Counter[bytes] = Counter()
@@ -135,7 +138,7 @@ class BadRows:
     @property
     def is_full(self) -> bool:
         """Whether there are so many that it is not the rows that are wrong."""
-        return len(self._known) >= _MOST
+        return max(len(self._known), self._refused) >= _MOST
 
     def begin_attempt(self) -> None:
         """All rows of the batch come once more; what was found bad by the sink is known when it comes.
@@ -143,15 +146,22 @@ class BadRows:
         What an earlier attempt gave to the dead letters, before its commit failed, is not given to them again.
         """
         self._waiting.clear()
+        self._refused = 0
         self._again = self._buried.copy()
 
-    def add(self, rows: Sequence[Any], reason: str, *, in_transaction: bool) -> None:
-        """Note rows; those of a transaction are only known from now on, since they come again in its next attempt."""
+    @property
+    def known(self) -> int:
+        """How many different rows are known to be bad before they are sent."""
+        return len(self._known)
+
+    def add(self, rows: Sequence[Any], reason: str, *, come_again: bool = False) -> None:
+        """Note rows that are not in; those that come again, in another attempt at the batch, are known from now on."""
         for each in plain_rows(rows):
-            if in_transaction:
+            if come_again:
                 self._known[digest(each)] = reason
             else:
                 self._keep(each, reason)
+                self._refused += 1
 
     def refuse(self, values: dict[str, Any], reason: str) -> None:
         """Note a row that is not what its type asks for."""

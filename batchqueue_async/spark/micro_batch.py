@@ -246,6 +246,7 @@ class MicroBatch:
             if transaction is not None:
                 try:
                     await self._prepare_table(transaction)
+                    await self._check_at_once(transaction)
                 except BaseException:
                     await transaction.rollback()
                     raise
@@ -268,12 +269,29 @@ class MicroBatch:
                 await self._persistently(partial(self._route.declare, self._schema))
         async with self._route.turn:
             if self._bad is not None:
+                await self._check_commit(self._bad)
                 await self._bad.bury()
             if self._transaction is not None:
                 await self._transaction.commit()
                 self._transaction = None
         await self._route.settle()
         return not self.repeated
+
+    async def _check_at_once(self, transaction: Any) -> None:
+        check = getattr(transaction, "check", None)
+        if check is not None and self._bad is not None and self._bad.check_at_once:
+            await check()
+
+    async def _check_commit(self, bad: BadRows) -> None:
+        """Find out whether the commit would refuse rows; which ones is known when each send is held to it."""
+        check = getattr(self._transaction, "check", None)
+        if check is None or bad.check_at_once:
+            return
+        try:
+            await check()
+        except PermanentError as error:
+            bad.check_at_once = True
+            raise RepeatBatchError("the batch is repeated without the rows that its commit refuses") from error
 
     async def rollback(self) -> None:
         """End a batch that failed, after the call that is under way; may be called twice."""
@@ -316,21 +334,40 @@ class MicroBatch:
             await self._send(rows, None if self._keys is None else self._keys.of(rows))
 
     async def _in_transaction(self, transaction: Transaction, rows: list[Any]) -> None:
+        attempt = None if self._bad is None else getattr(transaction, "try_send", None)
+        send = attempt or transaction.send
         try:
-            if self._check(rows, await self._in_time(lambda: transaction.send(rows))):
-                raise PermanentError("the sink rejected record batches")  # noqa: TRY301 - to be taken apart like those
+            result = await self._in_time(lambda: send(rows))
         except (PermanentError, TooLargeError) as error:
             if self._bad is None or self._bad.is_full:
                 raise
+            if attempt is not None:
+                await self._in_parts(transaction, rows, error)
+                return
             # A transaction in which a send failed is of no use: find the rows in ones of their own, then begin anew.
             await self._undo()
+            known = self._bad.known
             await self._find_bad(rows, error)
+            if self._bad.known == known:  # it is refused with other rows of the batch alone
+                raise
             raise RepeatBatchError("the batch is repeated without its bad rows") from error
+        for place in self._check(rows, result):
+            if self._bad is not None and self._bad.is_full:
+                raise PermanentError("the sink rejected too many rows of the batch")
+            await self._in_parts(transaction, [rows[place]])
+
+    async def _in_parts(self, transaction: Transaction, rows: list[Any], error: Exception | None = None) -> None:
+        """Send rows of which some are refused, none of which is in, as parts: after what was sent before them."""
+        if len(parts := halves(rows)) == 1 and error is not None:
+            self._note_bad(rows, error)
+            return
+        for part in parts:
+            await self._in_transaction(transaction, part)
 
     async def _find_bad(self, rows: list[Any], error: Exception) -> None:
         """Find the rows that the sink refuses; every try is undone."""
         if len(parts := halves(rows)) == 1:
-            self._note_bad(rows, error)
+            self._note_bad(rows, error, come_again=True)
             return
         for part in parts:
             found = await self._persistently(partial(self._refusal, part))
@@ -342,6 +379,7 @@ class MicroBatch:
         if transaction is None:
             return None
         try:
+            await self._check_at_once(transaction)
             result = await transaction.send(rows)
         except (PermanentError, TooLargeError) as error:
             return error
@@ -385,9 +423,9 @@ class MicroBatch:
                 self._note_bad([rows[place]], reason)
         return several
 
-    def _note_bad(self, rows: list[Any], error: Exception) -> None:
+    def _note_bad(self, rows: list[Any], error: Exception, *, come_again: bool = False) -> None:
         if self._bad is not None:
-            self._bad.add(rows, str(error), in_transaction=self._transaction is not None or self._route.transactional)
+            self._bad.add(rows, str(error), come_again=come_again)
 
     async def _persistently(self, call: Callable[[], Awaitable[R]]) -> R:
         """The call's result; while the destination is away, after as many attempts as the policy allows."""

@@ -295,3 +295,23 @@ async def test_s_22_refused_rows_that_can_not_be_kept_fail_the_batch(postgres, t
     assert postgres.sql(f"SELECT * FROM {table}") == []
     assert [row["id"] for row, _ in await sift(sink, [attempt])] == [0, 1, 2]
     assert sorted(postgres.sql(f"SELECT id FROM {table}")) == ["3", "4"]
+
+
+async def test_s_27_a_publication_leaves_out_what_its_commit_would_refuse(postgres, table):
+    """A row may need one that comes later; a batch in which one has none is held to that part by part."""
+    postgres.sql(f"""
+        CREATE TABLE {table} (id bigint PRIMARY KEY, needs bigint REFERENCES {table} DEFERRABLE INITIALLY DEFERRED)
+    """)
+    sink = PostgresSink(postgres.dsn, table)
+    rows = [{"id": n, "needs": n + 1} for n in range(3_000)] + [{"id": 3_000, "needs": None}]
+    attempts = [await stage(sink, "a", rows[:1_501]), await stage(sink, "a", rows[1_501:], part=1)]
+    assert await sift(sink, attempts) == []
+    key = BatchKey(KEY.source, KEY.number + 1)
+    rows = [{"id": n, "needs": 9_999 if n == 5_000 else 3} for n in range(4_000, 6_000)]
+    ((refused, reason),) = await sift(sink, [await stage(sink, "b", rows, key=key)], key=key)
+    assert (refused["id"], "ForeignKeyViolationError" in reason) == (5_000, True)
+    assert postgres.sql(f"SELECT count(*) FROM {table}") == ["5000"]
+    third = BatchKey(KEY.source, KEY.number + 2)
+    with pytest.raises(bq.PermanentError, match="ForeignKeyViolationError"):  # where no row may be left out
+        await sink.publish(third, [await stage(sink, "c", [{"id": 7_000, "needs": 9_999}], key=third)])
+    assert postgres.sql(f"SELECT count(*) FROM {table}") == ["5000"]

@@ -13,12 +13,14 @@ from collections import defaultdict
 from contextlib import closing
 from types import SimpleNamespace
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
 from batchqueue_async.sinks.jsonl import JsonLinesSink
+from batchqueue_async.sinks.postgres import PostgresSink
 from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import DriverSink, process_bridge
 from batchqueue_async.spark.executors.data_source import PartWritten, publish
@@ -341,3 +343,107 @@ def test_s_21_dead_letters_in_the_database_of_the_rows_are_refused(tmp_path, mon
     with pytest.raises(bq.ConfigError, match=r"DriverSink 'rows': dead_letters=.*out.db' is the database of the rows"):
         DriverSink("rows", sink=SqliteSink("out.db"), **given)
     DriverSink("rows", sink=SqliteSink("other.db"), **given).close()
+
+
+# --- S-25 to S-27: rows that a table refuses in the transaction of their batch
+
+
+class Row(msgspec.Struct):
+    v: int | None
+
+
+def table_of(kind, postgres, tmp_path, name, columns):
+    """A sink for a new table, and a function that reads it."""
+    if kind == "postgres":
+        postgres.sql(f"DROP TABLE IF EXISTS {name}; CREATE TABLE {name} ({columns})")
+        return PostgresSink(postgres.dsn, name), lambda: sorted(map(int, postgres.sql(f"SELECT v FROM {name}")))
+    with closing(sqlite3.connect(tmp_path / "out.db")) as database:
+        database.execute(f"CREATE TABLE {name} ({columns})")
+    return SqliteSink(tmp_path / "out.db", name), lambda: select(tmp_path / "out.db", name)
+
+
+def write_with_letters(target, tmp_path, values, **options):
+    """Write batches; the values of the dead letters, and the counts."""
+    path = tmp_path / "dead.jsonl"
+    with DriverSink("rows", sink=target, on_bad_row="dead_letter", dead_letters=path, **options) as sink:
+        for number, batch in enumerate(values):
+            sink(Frame(batch, query=f"of {tmp_path.name}"), number)
+        letters = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line)["row"]["v"] for line in letters], sink.stats()
+
+
+@pytest.mark.parametrize("rows", [Row, "dict", "batch"], ids=["structs", "dicts", "batches"])
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_s_25_a_row_that_a_transaction_leaves_out_is_in_the_dead_letters(postgres, tmp_path, kind, rows):
+    target, read = table_of(kind, postgres, tmp_path, "left_out", "v bigint CHECK (v % 10 <> 3)")
+    letters, stats = write_with_letters(target, tmp_path, [range(40), [50, 53], [60]], rows=rows)
+    assert sorted(letters) == [3, 13, 23, 33, 53]
+    assert read() == [n for n in range(40) if n % 10 != 3] + [50, 60]
+    assert (stats.dead_rows, stats.batches, stats.failed) == (5, 3, 0)
+
+
+@pytest.mark.parametrize("rows", [Row, "batch"], ids=["structs", "batches"])
+@pytest.mark.parametrize("in_flight", [1_000, 4], ids=["one send", "several sends"])
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_s_26_rows_that_a_table_refuses_only_together_leave_the_first_one_in(postgres, tmp_path, kind, in_flight, rows):
+    """Two rows of one key: each alone is fine. The batch was repeated without end."""
+    target, read = table_of(kind, postgres, tmp_path, "twice", "v bigint PRIMARY KEY")
+    letters, stats = write_with_letters(
+        target, tmp_path, [[1, 2, 3, 4, 1, 5, 2], [5, 6]], rows=rows, rows_in_flight=in_flight
+    )
+    assert (sorted(letters), read()) == ([1, 2, 5], [1, 2, 3, 4, 5, 6])
+    assert (stats.dead_rows, stats.batches) == (3, 2)
+
+
+def test_s_26_a_transaction_that_can_not_say_which_of_its_rows_fails_the_batch(tmp_path):
+    """One whose sends leave nothing to go on with, as of somebody's own sink."""
+
+    class Plain:
+        def __init__(self, transaction):
+            self.send, self.commit, self.rollback = transaction.send, transaction.commit, transaction.rollback
+
+    class Target(SqliteSink):
+        async def begin(self, key):
+            found = await super().begin(key)
+            return None if found is None else Plain(found)
+
+    with closing(sqlite3.connect(tmp_path / "out.db")) as database:
+        database.execute("CREATE TABLE rows (v INTEGER PRIMARY KEY CHECK (v <> 7))")
+    assert write_with_letters(Target(tmp_path / "out.db"), tmp_path, [[6, 7, 8]])[0] == [7]
+    with pytest.raises(bq.DeliveryError, match="UNIQUE constraint failed"):
+        write_with_letters(Target(tmp_path / "out.db"), tmp_path, [[1, 2, 1]])
+    assert select(tmp_path / "out.db") == [6, 8]
+
+
+def test_s_26_more_refused_rows_than_a_batch_may_have_fail_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("batchqueue_async.spark.bad_rows._MOST", 2)
+    target, read = table_of("sqlite", None, tmp_path, "most", "v bigint CHECK (v > 5)")
+    assert sorted(write_with_letters(target, tmp_path, [[1, 2, 6]])[0]) == [1, 2]
+    with pytest.raises(bq.DeliveryError, match="CHECK constraint failed"):
+        write_with_letters(target, tmp_path, [[7], [1, 2, 3, 8]], source="again")
+    assert read() == [6, 7]
+
+
+def test_s_26_a_constraint_that_ends_the_transaction_fails_the_batch(tmp_path):
+    """Else the rows after it would be committed, in transactions of their own."""
+    target, read = table_of("sqlite", None, tmp_path, "ends", "v INTEGER NOT NULL ON CONFLICT ROLLBACK")
+    with pytest.raises(bq.DeliveryError, match="is ON CONFLICT ROLLBACK"):
+        write_with_letters(target, tmp_path, [[1, None, 2]])
+    assert read() == []
+
+
+DEFERRED = """
+    v bigint PRIMARY KEY, needs bigint GENERATED ALWAYS AS (v / 2) STORED
+    REFERENCES {name} DEFERRABLE INITIALLY DEFERRED
+"""
+
+
+@pytest.mark.parametrize("rows", [Row, "batch"], ids=["structs", "batches"])
+@pytest.mark.parametrize("in_flight", [1_000, 4], ids=["one send", "several sends"])
+def test_s_27_a_row_that_its_commit_refuses_is_in_the_dead_letters(postgres, tmp_path, rows, in_flight):
+    """Each row needs the one of half its number; one that comes later will do, as long as nothing else is refused."""
+    target, read = table_of("postgres", postgres, tmp_path, "deferred", DEFERRED.format(name="deferred"))
+    batches = [[5, 2, 4, 1, 0], [10, 11, 14, 20, 3]]
+    letters, stats = write_with_letters(target, tmp_path, batches, rows=rows, rows_in_flight=in_flight)
+    assert (sorted(letters), read()) == ([14], [0, 1, 2, 3, 4, 5, 10, 11, 20])
+    assert (stats.dead_rows, stats.batches, stats.failed) == (1, 2, 0)

@@ -293,7 +293,8 @@ class PostgresSink:
     ) -> bool:
         """Publish, without the rows that the table refuses: those are given to `bury` before all others are in.
 
-        Constraints that PostgreSQL checks at the end of the transaction alone refuse the batch.
+        Where a constraint that is checked at the end of the transaction alone refuses one, each part of the batch is
+        held to those by itself: rows that need others of the batch, which come later, may be refused with it.
 
         Args:
             key: the batch.

@@ -6,7 +6,9 @@ small part of that. All steps are one transaction. What was staged is dropped af
 table that a transaction drops takes room in the server's table of locks until its end.
 
 Where bad rows are to be left out, each range is copied behind a savepoint, and halved as long as the table refuses it,
-down to the row. What is refused is handed over before the commit.
+down to the row. What is refused is handed over before the commit. Constraints that are `INITIALLY DEFERRED` are checked
+after all ranges, because a row may need one that comes later; where one fails, all is copied once more, with each range
+held to them.
 
 A staged table says in its comment whose it is; a task that finds its batch over when it ends drops its own.
 """
@@ -22,6 +24,7 @@ import msgspec
 
 from batchqueue_async.errors import PermanentError
 from batchqueue_async.sinks.base import BatchKey, SinkNeeds, StagedPart
+from batchqueue_async.sinks.postgres.table import CHECK_AT_ONCE
 from batchqueue_async.sinks.postgres.types import listed, quoted
 
 if TYPE_CHECKING:
@@ -234,9 +237,35 @@ class Staging:
                 await table.suit(connection, columns)
             if refused is None and (stranger := table.stranger(columns)) is not None:
                 raise stranger
+        parts = [part for part in parts if part.columns]  # one without rows may have no table
+        if refused is None:
+            await self._copy_parts(connection, parts, None)
+        elif not await self._copy_whole(connection, parts, refused):
+            refused.clear()
+            async with self._step():
+                await connection.execute(CHECK_AT_ONCE)
+            await self._copy_parts(connection, parts, refused)
+
+    async def _copy_parts(self, connection: Connection, parts: Sequence[Table], refused: Refused | None) -> None:
         for part in parts:
-            if part.columns:  # a part without rows may have no table
-                await self._copy_part(connection, part, refused)
+            await self._copy_part(connection, part, refused)
+
+    async def _copy_whole(self, connection: Connection, parts: Sequence[Table], refused: Refused) -> bool:
+        """Copy all parts, unless what is in then does not keep to constraints that are checked at the end."""
+        save = connection.transaction()
+        async with self._step():
+            await save.start()
+        await self._copy_parts(connection, parts, refused)
+        async with self._step():
+            try:
+                await connection.execute(CHECK_AT_ONCE)
+            except Exception as error:
+                if self._table.refusal(error) is None:
+                    raise
+                await save.rollback()
+                return False
+            await save.commit()
+        return True
 
     def _changes(self, part: Table) -> list[tuple[str, PermanentError]]:
         """Which rows a column of another type would change, and why that is refused: PostgreSQL rounds in silence."""

@@ -58,6 +58,8 @@ _STATE = "SELECT sum(xmin::text::bigint) || '/' || count(*) FROM pg_attribute WH
 _STAGE = "batchqueue_stage"
 _UNTYPED = "batchqueue: no value was seen yet"
 _UNIQUE = "23505"
+CHECK_AT_ONCE = "SET CONSTRAINTS ALL IMMEDIATE"
+"""Has a transaction check what is `INITIALLY DEFERRED`: all that it has done, and each statement from then on."""
 _LEAST_CHUNK = 16
 
 

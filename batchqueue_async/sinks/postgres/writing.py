@@ -12,7 +12,7 @@ from batchqueue_async.sinks._shared.tabular import Rows, tabular
 from batchqueue_async.sinks.base import SendResult
 from batchqueue_async.sinks.postgres.client import is_of_record, is_of_schema, state_of
 from batchqueue_async.sinks.postgres.ledger import in_a_row, is_taken, numbered
-from batchqueue_async.sinks.postgres.table import Written, is_of_key
+from batchqueue_async.sinks.postgres.table import CHECK_AT_ONCE, Written, is_of_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -264,6 +264,15 @@ class PostgresTransaction:
                 await self._write(each, written)
             self._staged = written.staged
         return SendResult(rejected=written.refused)
+
+    async def check(self) -> None:
+        """Check what PostgreSQL would check at the commit alone, and from now on at each `send`.
+
+        Raises:
+            PermanentError: rows that were sent don't keep to a constraint that is `INITIALLY DEFERRED`.
+        """
+        async with self._whole():
+            await self._connection.execute(CHECK_AT_ONCE)
 
     async def _write(self, rows: Rows, written: Written) -> None:
         found = Written(staged=written.staged)

@@ -293,6 +293,10 @@ class SqliteTransaction:
         """Insert records; nobody sees them before the commit."""
         await self._thread.run(self._table.insert, batch)
 
+    async def try_send(self, batch: Sequence[Any]) -> None:
+        """Insert records; where the table refuses one, none of them is in, and the transaction goes on."""
+        await self._thread.run(self._try, batch)
+
     async def clear(self) -> None:
         """Remove all rows of the table; they are there for others until the commit."""
         await self._thread.run(self._table.clear)
@@ -310,6 +314,10 @@ class SqliteTransaction:
                     await self._thread.run(self._table.rollback)
             finally:
                 self._end()
+
+    def _try(self, batch: Sequence[Any]) -> None:
+        with self._table.savepoint():
+            self._table.insert(batch)
 
     def _commit(self) -> None:
         self._table.note_delivered(self._key)

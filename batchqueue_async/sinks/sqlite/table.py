@@ -179,8 +179,13 @@ class Table:
             self.connection.execute("SAVEPOINT batchqueue")
         try:
             yield
-        except BaseException:
-            with suppress(sqlite3.Error):  # the first error is the one to tell; it may have ended the transaction
+        except BaseException as error:
+            if not self.connection.in_transaction:  # another savepoint would begin one, and commit it
+                raise ConfigError(
+                    f"SQLite sink {str(self.path)!r}: a constraint of table {self.name!r} is ON CONFLICT ROLLBACK, and "
+                    "ended the transaction of the batch; make it one without, so that bad rows can be left out"
+                ) from error
+            with suppress(sqlite3.Error):  # the first error is the one to tell
                 self.connection.execute("ROLLBACK TO batchqueue")
                 self.connection.execute("RELEASE batchqueue")
             self.columns = self._existing()
