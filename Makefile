@@ -166,7 +166,7 @@ bench-spark-writes: java $(STAMP) ## micro-batches and jobs of Spark into handle
 	$(BIN)/python -m tests.benchmarks.spark.writes $(BENCH)
 
 .PHONY: chaos-spark
-chaos-spark: java $(STAMP) ## the kill campaigns of the Spark parts, longer: CHAOS=100 kills, and a backlog of BACKLOG=1000 batches
+chaos-spark: java $(STAMP) ## kill campaigns of the Spark parts: CHAOS=100 drivers of four queries each; a backlog of BACKLOG=1000 batches
 	BATCHQUEUE_SPARK_KILLS=$(or $(CHAOS),100) $(BIN)/pytest tests/spark -m cluster -o timeout=7200
 	BATCHQUEUE_SPARK_BACKLOG=$(or $(BACKLOG),1000) $(BIN)/pytest tests/spark/test_driver_sink.py -k backlog -o timeout=7200
 

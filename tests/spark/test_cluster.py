@@ -13,18 +13,17 @@ import threading
 import time
 from collections import Counter
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
 from chispa import assert_df_equality
 from cluster import Cluster, children, kill
-from killed_driver import ROWS_PER_BATCH
+from killed_driver import QUERIES, ROWS_PER_BATCH, STEPS, Kill
 
 from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import BatchQueueDataSource, DriverSink
 
-KILLS = int(os.environ.get("BATCHQUEUE_SPARK_KILLS", "20"))
+KILLS = int(os.environ.get("BATCHQUEUE_SPARK_KILLS", "10"))
 HERE = Path(__file__).parent
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600 + 60 * KILLS)]
@@ -39,14 +38,9 @@ def select(path):
         return [row[0] for row in database.execute("SELECT value FROM rows ORDER BY value")]
 
 
-def has_more(path, rows):
-    return len(select(path)) > rows
-
-
-def wait_for(condition, process=None, timeout=600):
+def wait_for(condition, timeout=600):
     deadline = time.monotonic() + timeout
     while not condition():
-        assert process is None or process.poll() is None, "the driver ended by itself"
         assert time.monotonic() < deadline, "what was waited for did not come"
         time.sleep(0.02)
 
@@ -57,16 +51,28 @@ def wait_for(condition, process=None, timeout=600):
 class Driver:
     """A driver in a process of its own, which can start Spark before it is its turn."""
 
-    def __init__(self, home, name):
-        self.home, self.name = home, name
+    def __init__(self, home, name, killed=None):
+        self.home, self.name, self.killed = home, name, killed
         with (home / f"{name}.log").open("wb") as log:
-            command = [sys.executable, str(HERE / "killed_driver.py"), str(home), name]
+            command = [sys.executable, str(HERE / "killed_driver.py"), str(home), name, *map(str, killed or ())]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def go(self):
-        wait_for((self.home / f"{self.name}.ready").exists, self.process)
+        self.wait_for("ready")
         (self.home / f"{self.name}.go").touch()
-        wait_for((self.home / f"{self.name}.started").exists, self.process)
+
+    def wait_for(self, what):
+        wait_for(lambda: (self.home / f"{self.name}.{what}").exists() or self.process.poll() is not None)
+        assert self.process.poll() in {None, -signal.SIGKILL}, (self.home / f"{self.name}.log").read_text()
+
+    def end(self, after):
+        """Wait until it has killed itself, or kill it some time after its start."""
+        if self.killed is None:
+            self.wait_for("started")
+            time.sleep(after)  # the point of the kill is the chance: nothing waits for this
+            kill(self.process)
+        wait_for(lambda: self.process.poll() is not None)
+        assert self.process.returncode == -signal.SIGKILL, (self.home / f"{self.name}.log").read_text()
 
 
 def point_of(home):
@@ -83,38 +89,53 @@ def point_of(home):
     planned, committed = last("offsets"), last("commits")
     assert committed <= delivered <= planned or planned == -1
     if delivered > committed:
-        return "between the sink's commit and Spark's"
-    return "amid a batch" if planned > committed else "between batches"
+        return BETWEEN_COMMITS
+    return AMID if planned > committed else "between batches"
 
 
-def test_a_driver_killed_at_random_points_leaves_exact_rows(tmp_path):
-    """Each driver goes on from the checkpoint of those before; after each kill the rows are a gapless prefix."""
+AMID, BETWEEN_COMMITS = "amid a batch", "between the sink's commit and Spark's"
+LEFT_BY = {step: {AMID} for step in STEPS} | {"committing": {AMID, BETWEEN_COMMITS}, "committed": {BETWEEN_COMMITS}}
+"""What a kill at a step leaves of the batch that took it."""
+
+
+def kill_number(number, chance):
+    """Each step in turn, of one of the queries, in one of its first batches; and a kill at any time after those."""
+    steps = [*STEPS, None]
+    step = steps[number % len(steps)]
+    return None if step is None else Kill(chance.randrange(QUERIES), step, chance.randint(1, 4))
+
+
+def test_a_driver_killed_at_each_step_leaves_exact_rows(tmp_path):
+    """Each driver goes on from the checkpoints of those before; after each kill the rows are gapless prefixes."""
     chance = random.Random(20_26)
-    path = tmp_path / "out.db"
-    found = 0
+    homes = [tmp_path / str(query) for query in range(QUERIES)]
+    found = [0] * QUERIES
     points = Counter()
-    following = Driver(tmp_path, "0")
+    following = Driver(tmp_path, "first", kill_number(0, chance))
     try:
         for number in range(KILLS):
             driver = following
             driver.go()
-            following = Driver(tmp_path, str(number + 1))  # starts Spark while the other one writes
-            if chance.random() < 0.7:  # in the most cases after it wrote something, so that the campaign gets on
-                wait_for(partial(has_more, path, found), driver.process)
-            time.sleep(chance.uniform(0.0, 0.6))  # the point of the kill is the chance: nothing waits for this
-            kill(driver.process)
-            points[point_of(tmp_path)] += 1
-            rows = select(path)
-            assert rows == list(range(len(rows)))
-            assert len(rows) % ROWS_PER_BATCH == 0, "a part of a batch is in"
-            assert len(rows) >= found
-            found = len(rows)
+            # Starts Spark while the other one writes.
+            following = Driver(tmp_path, f"after{number}", kill_number(number + 1, chance))
+            driver.end(after=chance.uniform(0.0, 3.0))
+            seen = [point_of(home) for home in homes]
+            points.update(seen)
+            if driver.killed is not None:
+                assert seen[driver.killed.query] in LEFT_BY[driver.killed.step]
+            for query, home in enumerate(homes):
+                rows = select(home / "out.db")
+                assert rows == list(range(len(rows)))
+                assert len(rows) % ROWS_PER_BATCH == 0, "a part of a batch is in"
+                assert len(rows) >= found[query]
+                found[query] = len(rows)
             # With `pytest -s`: how far a campaign is, also one that is cut off.
-            print(f"{number + 1} of {KILLS} kills, {found} rows; killed {dict(points)}", flush=True)  # noqa: T201 - of a campaign
+            step = "any time" if driver.killed is None else driver.killed.step
+            print(f"{number + 1} of {KILLS} kills: {step}; rows {found}; {dict(points)}", flush=True)  # noqa: T201 - of a campaign
     finally:
         kill(driver.process)
         kill(following.process)
-    assert found > 0
+    assert sum(found) > 0
 
 
 # --- a cluster
