@@ -633,7 +633,9 @@ class Consumer:
     async def _stop_taking(self, session: Session) -> None:
         try:
             await session.stop()
-        except Exception as error:  # noqa: BLE001 - then there is nothing left to stop
+        except (Exception, asyncio.CancelledError) as error:  # then there is nothing left to stop
+            if asked_for(error):
+                raise
             log.warning("session_stop_failed", consumer=self.name, **log.describe(error))
             return
         supervisor = self._supervisor
@@ -669,7 +671,9 @@ class Consumer:
                 await step
         except TimeoutError:
             pass
-        except Exception as error:  # noqa: BLE001 - the end goes on; the broker has what it was given
+        except (Exception, asyncio.CancelledError) as error:  # the end goes on; the broker has what it was given
+            if asked_for(error):
+                raise
             log.warning("intake_flush_failed", **log.describe(error))
 
     async def _log_progress(self) -> None:

@@ -518,6 +518,14 @@ class BetweenSession:
         await self.inner.end()
         await self.lane.cancel("end")
 
+    async def stop(self):
+        await self.lane.cancel("stop")
+        await self.inner.stop()
+
+    async def flush(self):
+        await self.lane.cancel("flush")
+        await self.inner.flush()
+
     async def settle(self, outcomes):
         await self.lane.cancel("settle")
         await self.inner.settle(outcomes)
@@ -565,7 +573,7 @@ async def test_in_61_a_stop_amid_connecting_takes_nothing():
     await asyncio.sleep(10)
 
 
-@pytest.mark.parametrize("call", ["connect", "take", "settle", "forward", "end"])
+@pytest.mark.parametrize("call", ["connect", "take", "settle", "forward", "end", "stop", "flush"])
 async def test_in_62_a_client_that_cancels_its_own_futures_ends_no_task_of_ours(call, logs):
     broker = FakeBroker()
     calls = Calls()
@@ -590,7 +598,7 @@ async def test_in_62_a_client_that_cancels_its_own_futures_ends_no_task_of_ours(
     assert broker.violations == []
     # It is told like any other failure of the line.
     told = {"intake_not_connected", "intake_disconnected", "settling_failed", "dead_letter_not_published"}
-    told |= {"session_end_failed"}
+    told |= {"session_end_failed", "session_stop_failed", "intake_flush_failed"}
     assert [each for each in logs if each["event"] in told]
 
 
