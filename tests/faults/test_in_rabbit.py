@@ -217,6 +217,26 @@ class TestStopping:
             assert found.body == b"first"
             assert found.redelivered
 
+    @pytest.mark.parametrize("kind", ["classic", "quorum"])
+    async def test_in_21_order_holds_from_one_consumer_of_a_single_active_queue_to_the_next(
+        self, rabbit_server, name, kind
+    ):
+        async with side(rabbit_server, name, **{"x-queue-type": kind, "x-single-active-consumer": True}) as broker:
+            handled = Handled(0.01)
+            await broker.publish(*numbers(100))
+            options = {"workers": 1, "prefetch": 20}
+            async with consumer(rabbit_server, name, handled, name="first", **options) as first:
+                await until(lambda: handled.bodies)
+                async with consumer(rabbit_server, name, handled, name="second", **options) as second:
+                    await until(lambda: len(handled.bodies) > 30)
+                    report = await first.shutdown()
+                    await handled.reaches(100)
+                    await until(lambda: second.stats().acked == 100 - report.acked)
+            assert handled.bodies == numbers(100)
+            # It had more than the one that ran, and another is the first to handle those.
+            assert report.released > 0
+            assert await broker.count() == 0
+
 
 class TestRetrying:
     async def test_in_29_a_poison_message_is_tried_with_delays_and_buried(self, rabbit_server, name):
@@ -305,6 +325,30 @@ class TestRetrying:
                 assert await broker.count() == 0
             finally:
                 await exchange.delete()
+
+    async def test_in_69_a_backlog_above_the_bound_by_bytes_is_consumed(self, rabbit_server, name):
+        async with side(rabbit_server, name) as broker:
+            await broker.publish(*(number + bytes(100_000) for number in numbers(40)))
+            handled = Handled()
+            async with consumer(rabbit_server, name, handled, prefetch_bytes=1 << 19, heartbeat=10) as one:
+                await until(lambda: one.stats().acked == 40)
+                assert one.stats().reconnects == 0
+            assert await broker.count() == 0
+
+    async def test_in_70_letters_are_confirmed_while_too_many_bytes_wait(self, rabbit_server, name):
+        async with side(rabbit_server, name) as broker:
+
+            async def handler(message):
+                await asyncio.sleep(0.1)  # meanwhile the others come, and fill the bound
+                raise bq.PermanentError("never")
+
+            letters = f"{name}.dead"
+            options = {"dead_letters": letters, "prefetch_bytes": 1 << 19, "heartbeat": 10}
+            async with consumer(rabbit_server, name, handler, **options) as one:
+                await broker.publish(*(number + bytes(100_000) for number in numbers(40)))
+                await until(lambda: one.stats().dead_lettered == 40)
+                assert one.stats().forward_errors == one.stats().reconnects == 0
+            assert sorted(letter.body[:6] for letter in await broker.drain(letters)) == numbers(40)
 
 
 class TestSettling:

@@ -22,7 +22,7 @@ WIDE = Room(1000, 1 << 30)
 @contextlib.asynccontextmanager
 async def session(server, queue, *, address=None, heartbeat=10, reader="stream", **changes):
     broker = Broker(f"amqp://{address or server.address}/", heartbeat=heartbeat)
-    found, _ = await open_session(broker, queue, plan(**changes), reader=reader, timeout=10.0)
+    found = await open_session(broker, queue, plan(**changes), reader=reader, timeout=10.0)
     try:
         yield found
     finally:
@@ -307,7 +307,7 @@ class TestConnecting:
             await broker.publish(b"secret")
             url = f"amqps://127.0.0.1:{rabbit_server.tls_port}/"
             where = Broker(url, tls=Tls(ca=certificate_files[0]))
-            found, _ = await open_session(where, name, plan(), reader="stream", timeout=10.0)
+            found = await open_session(where, name, plan(), reader="stream", timeout=10.0)
             try:
                 (one,) = await take(found, 1)
                 await found.settle(acked(one))

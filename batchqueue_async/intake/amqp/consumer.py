@@ -43,15 +43,20 @@ class AmqpLane:
             ConfigError: there is no such queue, the first time; later its absence is an outage.
         """
         try:
-            session, connection = await open_session(
-                self._broker, self._queue, self._plan, reader=self._reader, timeout=self._timeout
+            session = await open_session(
+                self._broker,
+                self._queue,
+                self._plan,
+                reader=self._reader,
+                timeout=self._timeout,
+                ask=self._known is None,
             )
         except ConfigError as error:
             if self._known is None:
                 raise
             raise RetryableError(str(error), error_type="refused") from None
         if self._known is None:
-            self._known = await self._broker.arguments_of(connection, self._queue) or {}
+            self._known = session.arguments
             self._warn(self._known)
         session.hand_over = self._plan.order != "none" and self._known.get("x-single-active-consumer") == "true"
         return session

@@ -1,4 +1,9 @@
-"""Messages that go back to the broker: to wait for another attempt, or to the dead letters; each confirmed."""
+"""Messages that go back to the broker: to wait for another attempt, or to the dead letters; each confirmed.
+
+They go over a connection of their own. The consuming one is not read while too many bytes wait, so that a confirmation
+would not come in until a message has its outcome, which waits for the confirmation. And a broker that runs out of
+memory or disk stops reading from connections that publish: acknowledgements must still reach it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from batchqueue_async.errors import PermanentError, RetryableError
 from batchqueue_async.intake.amqp.broker import close_quietly
 from batchqueue_async.intake.amqp.delay_queues import DECLARED_FOR, delay_queue
 from batchqueue_async.intake.amqp.delivery import ATTEMPT, ROUTING_KEY
+from batchqueue_async.intake.amqp.stream import StreamFactory
 from batchqueue_async.intake.ports import DeadLetter, Retry
 from batchqueue_async.sinks._shared.extras import require
 
@@ -21,28 +27,44 @@ _COUNT = "x-delivery-count"  # the queue's own, of the message's life before
 
 
 class Publisher:
-    """Publishes over a channel of its own, which is opened when it is needed and again after the broker closed it."""
+    """Publishes over a connection and channel of its own, made when they are needed, and again after they broke."""
 
-    def __init__(self, broker: Broker, connection: Any, *, queue: str, letters: str | None, timeout: float) -> None:
+    def __init__(self, broker: Broker, *, queue: str, letters: str | None, timeout: float, stream: bool) -> None:
+        """Say what for.
+
+        Args:
+            broker: where to.
+            queue: whose messages.
+            letters: the exchange or queue of dead letters.
+            timeout: seconds for a confirmation.
+            stream: whether the client takes a stream of ours, whose line can be cut without its help.
+        """
         self._broker = broker
-        self._connection = connection
+        self._connection: Any = None
+        self._stream = stream
+        self._factory: StreamFactory | None = None
         self._queue = queue
         self._letters = letters
         self._letters_exchange: str | None = None  # "" is the one that leads to each queue by its name
         self._timeout = timeout
         self._channel: Any = None
+        self._closed = False
         self._opening = asyncio.Lock()
         self._declared: dict[str, float] = {}  # each delay queue: when it was declared last
 
-    async def prepare(self) -> None:
-        """Find what takes the dead letters: an exchange of that name, else a queue, which is declared durable."""
+    async def prepare(self, connection: Any) -> None:
+        """Find what takes the dead letters: an exchange of that name, else a queue, which is declared durable.
+
+        Args:
+            connection: the consuming one, before it consumes.
+        """
         if self._letters is None:
             return
-        if await self._broker.has_exchange(self._connection, self._letters):
+        if await self._broker.has_exchange(connection, self._letters):
             self._letters_exchange = self._letters
             return
-        if await self._broker.message_count(self._connection, self._letters) is None:
-            channel = await self._connection.channel(publisher_confirms=False)
+        if await self._broker.message_count(connection, self._letters) is None:
+            channel = await connection.channel(publisher_confirms=False)
             try:
                 await channel.queue_declare(self._letters, durable=True)
             finally:
@@ -77,18 +99,31 @@ class Publisher:
             raise RetryableError(f"{self._broker.place} did not confirm the message", error_type="refused") from None
         except Exception as error:  # noqa: BLE001 - the client raises errors of many kinds; all are judged in one place
             self._declared.clear()
+            if isinstance(error, TimeoutError) and self._factory is not None:
+                self._factory.cut()  # a line that is half open would fail the next attempts too
             raise self._broker.judge(error) from None
 
     async def close(self) -> None:
-        """Close the channel."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await close_quietly(channel)
+        """Close the connection; what is not confirmed by now fails."""
+        self._closed = True
+        connection, self._connection, self._channel = self._connection, None, None
+        try:
+            if connection is not None:
+                await close_quietly(connection)
+        finally:
+            if self._factory is not None:
+                self._factory.cut()
 
     async def _open(self) -> Any:
         async with self._opening:
             if self._channel is None or self._channel.is_closed:
                 self._declared.clear()
+                if self._connection is None or self._connection.is_closed:
+                    self._factory = StreamFactory() if self._stream else None
+                    self._connection = await self._broker.connect(self._factory)
+                if self._closed:  # meanwhile
+                    await self.close()
+                    raise RetryableError(f"{self._broker.place}: the session is over", error_type="network")
                 self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
             return self._channel
 

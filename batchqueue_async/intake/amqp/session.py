@@ -13,6 +13,7 @@ from batchqueue_async.intake.amqp.broker import close_quietly
 from batchqueue_async.intake.amqp.delivery import AmqpDelivery
 from batchqueue_async.intake.amqp.publisher import Publisher
 from batchqueue_async.intake.amqp.stream import StreamFactory
+from batchqueue_async.intake.cancelling import asked_for
 from batchqueue_async.intake.ports import Epoch, SessionLostError
 
 if TYPE_CHECKING:
@@ -34,7 +35,11 @@ class AmqpSession:
 
     Invariants: every tag in `_window` belongs to `_epoch`; `_lost` is set in the turn of the loop in which the epoch
     ends, and after that nothing is written. What waits in `_buffer` is bounded by the prefetch, and in bytes by pausing
-    the transport.
+    the transport. While it is paused no answer comes in: nothing is asked over this connection between the first
+    delivery and the stop, which lifts the bound, but for the queue's length, which can do without.
+
+    Attributes:
+        arguments: what the queue was declared with, if `begin` was to find out.
     """
 
     def __init__(self, broker: Broker, connection: Any, factory: StreamFactory | None, queue: str, plan: Plan) -> None:
@@ -50,6 +55,8 @@ class AmqpSession:
         self._buffer: deque[AmqpDelivery] = deque()
         self._buffered = 0  # bytes in it
         self._reading = True
+        self._bounded = True
+        self.arguments: dict[str, str] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._lost: str | None = None
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -61,11 +68,18 @@ class AmqpSession:
         self._pulse: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._publisher = Publisher(
-            broker, connection, queue=queue, letters=plan.dead_letters, timeout=max(10.0, 2.0 * broker.heartbeat)
+            broker,
+            queue=queue,
+            letters=plan.dead_letters,
+            timeout=max(10.0, 2.0 * broker.heartbeat),
+            stream=factory is not None,
         )
 
-    async def begin(self) -> None:
+    async def begin(self, *, ask: bool = True) -> None:
         """Check what the queue is, and consume it.
+
+        Args:
+            ask: whether to find out what the queue was declared with.
 
         Raises:
             ConfigError: there is no such queue.
@@ -73,7 +87,9 @@ class AmqpSession:
         self._depth = await self._broker.message_count(self._connection, self._queue)
         if self._depth is None:
             raise ConfigError(f"{self._broker.place} has no queue {self._queue!r}; declare it, or correct the name")
-        await self._publisher.prepare()
+        await self._publisher.prepare(self._connection)
+        if ask:
+            self.arguments = await self._broker.arguments_of(self._connection, self._queue) or {}
         channel = self._channel = await self._connection.channel(publisher_confirms=False)
         await channel.basic_qos(prefetch_count=self._plan.prefetch)
         if self._factory is not None:
@@ -115,8 +131,9 @@ class AmqpSession:
         """Acknowledge what is done up to the first open tag at once, what lies beyond alone; give back the released."""
         for delivery in cast("list[AmqpDelivery]", outcomes.acked):
             self._window.done(delivery.tag)
-        for delivery in cast("list[AmqpDelivery]", outcomes.released):
-            self._window.give_back(delivery.tag)
+        if not (self.hand_over and self._stopped):
+            for delivery in cast("list[AmqpDelivery]", outcomes.released):
+                self._window.give_back(delivery.tag)
         await self._write()
 
     async def forward(self, delivery: Delivery, outcome: Retry | DeadLetter) -> None:
@@ -130,17 +147,28 @@ class AmqpSession:
     async def flush(self) -> None:
         """Wait until acknowledgements have left for the broker: it answers in order, so any answer says so."""
         if self._lost is None and not self._ended:
+            self._lift_bound()
             await self._channel.basic_qos(prefetch_count=self._plan.prefetch)
 
     async def stop(self) -> None:
-        """Cancel the consumer; the broker's answer comes after the last delivery."""
-        if self._stopped or self._lost is not None:
+        """Cancel the consumer; the broker's answer comes after the last delivery.
+
+        That of a single-active queue is not cancelled: the next one would begin while this one still handles messages,
+        and what is given back would come behind what that one has. The end of the connection hands over, and gives
+        everything back in its order.
+        """
+        self._lift_bound()
+        if self._stopped or self._lost is not None or self.hand_over:
             self._stopped = True
+            if self.hand_over:
+                self._drop_buffer()
             self._wake()
             return
         try:
             await self._channel.basic_cancel(self._tag)
-        except Exception as error:  # noqa: BLE001 - the session is over in any case
+        except (Exception, asyncio.CancelledError) as error:  # the session is over in any case
+            if asked_for(error):
+                raise
             self._lose(f"the consumer could not be cancelled: {type(error).__name__}")
         self._stopped = True
         self._wake()
@@ -157,14 +185,15 @@ class AmqpSession:
             self._pulse.cancel()
         if self._asking is not None:
             self._asking.cancel()
+        closing = [
+            self._loop.create_task(step) for step in (_closed(self._connection, self._factory), self._publisher.close())
+        ]
         try:
-            async with asyncio.timeout(_CLOSE_GRACE):
-                await close_quietly(self._connection)
-        except TimeoutError:
-            pass
+            await asyncio.wait(closing, timeout=_CLOSE_GRACE)
         finally:
-            if self._factory is not None:
-                self._factory.writer.transport.abort()
+            for task in closing:
+                task.cancel()
+            await asyncio.wait(closing, timeout=_CLOSE_GRACE)
 
     def lag(self) -> int | None:
         """The messages that are ready in the queue, as the broker said a few seconds ago."""
@@ -223,6 +252,8 @@ class AmqpSession:
         if self._lost is not None:
             return
         self._window.received(delivery.tag)
+        if self.hand_over and self._stopped:
+            return
         self._buffer.append(delivery)
         self._buffered += delivery.size
         if self._buffered > self._plan.prefetch_bytes:
@@ -232,7 +263,7 @@ class AmqpSession:
         """Stop reading while too many bytes wait here: the broker's bound is by messages alone."""
         if self._factory is None or self._lost is not None:
             return
-        full = self._buffered > self._plan.prefetch_bytes
+        full = self._bounded and self._buffered > self._plan.prefetch_bytes
         if full == (not self._reading):
             return
         self._reading = not full
@@ -243,6 +274,11 @@ class AmqpSession:
             self._factory.stream.rested()
             transport.resume_reading()  # type: ignore[attr-defined]
 
+    def _lift_bound(self) -> None:
+        """Read all that comes: answers are waited for, and all that is under way comes out of `take`."""
+        self._bounded = False
+        self._mind_bytes()
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -252,10 +288,15 @@ class AmqpSession:
         if self._lost is None:
             self._lost = reason
             self._over.set_result(None)
-            self._buffer.clear()
-            self._buffered = 0
+            self._drop_buffer()
             self._epoch.end()
             self._wake()
+
+    def _drop_buffer(self) -> None:
+        """Forget what was not taken: it goes to the next consumer when the connection ends."""
+        self._buffer.clear()
+        self._buffered = 0
+        self._mind_bytes()
 
     def _check_pulse(self) -> None:
         """A broker that sends nothing for two heartbeats is gone, or the line to it is."""
@@ -280,6 +321,8 @@ class AmqpSession:
     async def _ask_depth(self) -> None:
         while self._lost is None:
             await asyncio.sleep(_DEPTH_EVERY)
+            if not self._reading:
+                continue  # the answer would not come in
             try:
                 async with asyncio.timeout(_DEPTH_EVERY):
                     self._depth = await self._broker.message_count(self._connection, self._queue)
@@ -287,16 +330,24 @@ class AmqpSession:
                 self._depth = None
 
 
+async def _closed(connection: Any, factory: StreamFactory | None) -> None:
+    try:
+        await close_quietly(connection)
+    finally:
+        if factory is not None:
+            factory.cut()
+
+
 async def open_session(
-    broker: Broker, queue: str, plan: Plan, *, reader: Reader, timeout: float
-) -> tuple[AmqpSession, Any]:
-    """Connect and consume; the session and its connection."""
+    broker: Broker, queue: str, plan: Plan, *, reader: Reader, timeout: float, ask: bool = True
+) -> AmqpSession:
+    """Connect and consume."""
     factory = StreamFactory() if reader == "stream" else None
     connection = await broker.connect(factory)
     session = AmqpSession(broker, connection, factory, queue, plan)
     try:
         async with asyncio.timeout(timeout):
-            await session.begin()
+            await session.begin(ask=ask)
     except TimeoutError:
         await session.end()
         raise RetryableError(
@@ -305,4 +356,4 @@ async def open_session(
     except BaseException:  # a cancelled one too would leave its connection behind
         await session.end()
         raise
-    return session, connection
+    return session

@@ -206,6 +206,11 @@ class StreamFactory:
     stream: DeliveryStream
     writer: asyncio.StreamWriter
 
+    def cut(self) -> None:
+        """End the connection without a good-bye, if one was made: a client that was interrupted would leave it open."""
+        if hasattr(self, "writer"):
+            self.writer.transport.abort()
+
     async def create(self, url: Any, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect, with TLS for `amqps`."""
         loop = asyncio.get_running_loop()
