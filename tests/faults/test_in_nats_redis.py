@@ -14,6 +14,7 @@ import pytest
 from intake_rigs import NatsRig, RedisRig
 
 import batchqueue_async as bq
+from batchqueue_async.intake.ports import Outcomes, Room, SessionLostError
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(180)]
 
@@ -173,3 +174,43 @@ async def test_in_60_what_was_trimmed_while_it_was_pending_is_counted(redis, log
     assert seen == bodies(10)[6:]
     assert await redis.unacked() == 0
     assert [each["count"] for each in logs if each["event"] == "messages_trimmed"] == [6]
+
+
+@pytest.mark.parametrize("between", ["reads", "settlements"])
+async def test_in_71_a_session_that_ends_between_two_commands_leaves_no_connection(redis, between):
+    async def never(message):
+        raise AssertionError
+
+    async with redis._client() as other:
+
+        async def connections():
+            return {each["id"] for each in await other.client_list()}
+
+        before = await connections()
+        await redis.publish(bodies(4))
+        consumer = redis.consumer(never, consumer="me")
+        lane = consumer._lane(consumer.plan)
+        for turn in range(2):
+            session = await lane.connect()
+            taken = await session.take(Room(4, 1 << 20)) if turn == 0 or between == "settlements" else []
+            if turn == 0:
+                await (
+                    session.end()
+                )  # what it has taken is pending, so the next one asks for that, and how often it came
+        client, command = (session._reader, "xreadgroup") if between == "reads" else (session._writer, "xack")
+        first = getattr(client, command)
+
+        async def ends_meanwhile(*arguments, **options):
+            answer = await first(*arguments, **options)
+            await session.end()
+            return answer
+
+        setattr(client, command, ends_meanwhile)
+        step = (
+            session.take(Room(4, 1 << 20)) if between == "reads" else session.settle(Outcomes(taken[:2], taken[2:], []))
+        )
+        with pytest.raises(SessionLostError):
+            await step
+        async with asyncio.timeout(30):
+            while await connections() - before:
+                await asyncio.sleep(0.02)

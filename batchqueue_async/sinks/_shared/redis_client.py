@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -58,6 +59,7 @@ class RedisServer:
         retrying = require("redis.asyncio.retry", "redis").Retry
         # Whoever calls repeats; the client would do so with what may have arrived.
         options["retry"] = retrying(require("redis.backoff", "redis").NoBackoff(), 0)
+        options["redis_connect_func"] = _Opening().introduce
         url = self.url
         if self._user is not None or self._password is not None:
             url = self._with_credentials(options)
@@ -112,14 +114,42 @@ def _remembering(kind: type[Any]) -> type[Any]:
     return Connection
 
 
+class _Opening:
+    """What a client does with each new connection: introduces itself, unless the client has been closed by then.
+
+    Closing a client ends the connections that it has. A command that was about to be sent makes a new one, which nobody
+    would ever close.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def introduce(self, connection: Any) -> None:
+        """The handshake of a connection that has just been made."""
+        try:
+            self._check()
+            await connection.on_connect()
+            self._check()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+
+    def _check(self) -> None:
+        if self.closed:
+            raise require("redis.exceptions", "redis").ConnectionError("the client is closed")
+
+
 async def end(*clients: Any) -> None:
-    """Close clients, and return when none of their connections is open any more.
+    """Close clients, and return when none of their connections is open any more; commands that still run fail.
 
     Those that do not close in order within a second are broken off.
     """
+    for client in clients:
+        client.connection_pool.connection_kwargs["redis_connect_func"].__self__.closed = True
     try:
         for client in clients:
-            await client.aclose(close_connection_pool=True)
+            with contextlib.suppress(Exception):  # its connections are closed in any case, and so are the other's
+                await client.aclose(close_connection_pool=True)
     finally:
         kinds = [client.connection_pool.connection_class for client in clients]
         closing = {task: writer for kind in kinds for task, writer in kind.closing.items()}
