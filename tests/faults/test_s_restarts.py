@@ -415,11 +415,14 @@ def test_s_26_a_transaction_that_can_not_say_which_of_its_rows_fails_the_batch(t
     assert select(tmp_path / "out.db") == [6, 8]
 
 
-def test_s_26_more_refused_rows_than_a_batch_may_have_fail_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("sqlite", "CHECK constraint failed"), ("postgres", "the sink rejected too many rows")]
+)
+def test_s_26_more_refused_rows_than_a_batch_may_have_fail_it(postgres, tmp_path, monkeypatch, kind, reason):
     monkeypatch.setattr("batchqueue_async.spark.bad_rows._MOST", 2)
-    target, read = table_of("sqlite", None, tmp_path, "most", "v bigint CHECK (v > 5)")
+    target, read = table_of(kind, postgres, tmp_path, "most", "v bigint CHECK (v > 5)")
     assert sorted(write_with_letters(target, tmp_path, [[1, 2, 6]])[0]) == [1, 2]
-    with pytest.raises(bq.DeliveryError, match="CHECK constraint failed"):
+    with pytest.raises(bq.DeliveryError, match=reason):
         write_with_letters(target, tmp_path, [[7], [1, 2, 3, 8]], source="again")
     assert read() == [6, 7]
 
