@@ -58,7 +58,7 @@ def make_archive(archive, home):
     # A session of its own, because the JVM writes after its Python has ended, and holds the pipes open until then.
     process = subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        process.communicate(timeout=150)
+        process.communicate(timeout=300)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

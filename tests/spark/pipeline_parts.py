@@ -11,7 +11,7 @@ from pathlib import Path
 
 from batchqueue_async.errors import PermanentError
 
-LIMIT = 200.0
+LIMIT = 500.0
 
 
 def rows(path, table, order="1"):

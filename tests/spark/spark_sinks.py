@@ -136,7 +136,8 @@ def no_op_factory(options):
 def postgres(options):
     from batchqueue_async.sinks.postgres import PostgresSink
 
-    return PostgresSink(options["dsn"], options["table"])
+    # A task is tried once in these tests, and its first call imports the client too, on a machine that may be busy.
+    return PostgresSink(options["dsn"], options["table"], timeout=120, connect_timeout=120)
 
 
 class Keyed:
@@ -189,4 +190,4 @@ def one_transaction(options):
 def dead_rows(options):
     from batchqueue_async.sinks.postgres import PostgresSink
 
-    return PostgresSink(options["dsn"], "dead_rows")
+    return PostgresSink(options["dsn"], "dead_rows", timeout=120, connect_timeout=120)

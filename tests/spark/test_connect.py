@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 pytest.importorskip("grpc", reason="needs pyspark[connect]")
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1000)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def server(tmp_path_factory):
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while "Spark Connect server started" not in log.read_text(errors="replace"):
             assert process.poll() is None, log.read_text(errors="replace")[-3000:]
             assert time.monotonic() < deadline
@@ -59,7 +59,7 @@ def server(tmp_path_factory):
 def found(server, tmp_path_factory):
     command = [sys.executable, str(HERE / "connect_client.py"), server, str(tmp_path_factory.mktemp("client"))]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

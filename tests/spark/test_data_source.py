@@ -190,7 +190,7 @@ def test_a_stream_stopped_amid_a_write_leaves_nothing_of_the_batch(source, tmp_p
         assert not query.awaitTermination(0.05), query.exception()
     stopping = threading.Thread(target=query.stop)
     stopping.start()
-    stopping.join(60)
+    stopping.join(300)
     assert not stopping.is_alive()
     assert count(path) == 0
     wait.unlink()

@@ -369,16 +369,16 @@ def test_a_query_stopped_amid_a_write_leaves_the_batch_whole_or_out(spark, tmp_p
         async def begin(self, key):
             transaction = await super().begin(key)
             inside.set()
-            await asyncio.to_thread(go_on.wait, 20)
+            await asyncio.to_thread(go_on.wait, 300)
             return transaction
 
     sink = DriverSink("stopped", sink=Slow(path))
     query = stream(spark).writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).start()
-    assert inside.wait(60)
+    assert inside.wait(300)
     stopping = threading.Thread(target=query.stop)
     stopping.start()
     go_on.set()
-    stopping.join(60)
+    stopping.join(300)
     assert not stopping.is_alive()
     following = DriverSink("following", sink=SqliteSink(path))
     run(stream(spark), following, checkpoint, lambda: following.stats().batches >= 2)

@@ -33,7 +33,7 @@ from batchqueue_async.spark.executors.part_writer import worker
 from batchqueue_async.spark.listener import QueryListener
 from batchqueue_async.spark.writes.ledger import ledger_at
 
-FAST = RetryPolicy(initial=0.01, max_delay=0.05, max_age=5.0)
+FAST = RetryPolicy(initial=0.01, max_delay=0.05, max_age=300.0)
 
 
 def select(path, query="SELECT v FROM rows ORDER BY v"):
@@ -125,7 +125,7 @@ def test_s_1_each_write_of_a_batch_has_its_place_again_after_a_failure(spark, tm
 def test_s_1_writes_at_once_are_named_or_refused(spark, tmp_path):
     import pyspark
 
-    slow = threading.Barrier(2, timeout=60)
+    slow = threading.Barrier(2, timeout=300)
 
     class Slow(SqliteSink):
         async def begin(self, key):
@@ -226,7 +226,7 @@ def test_s_2_skipped_rows_are_a_warning_a_count_and_in_the_listener(spark, tmp_p
         assert (stats.batches, stats.skipped, stats.skipped_rows) == (0, 1, 10)
         warned = [event for event in logs if event["event"] == "spark_batch_skipped"]
         assert [(event["log_level"], event["rows"]) for event in warned] == [("warning", 10)]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while str(query.id) not in listener.stats() and time.monotonic() < deadline:
             time.sleep(0.05)
         found = listener.stats()[str(query.id)]
@@ -299,7 +299,7 @@ def test_s_4_rows_of_an_interrupted_job_do_not_come_into_the_next_one(spark, tmp
             return transaction
 
     def interrupt():
-        inside.wait(60)
+        inside.wait(300)
         os.kill(os.getpid(), signal.SIGINT)
 
     with DriverSink("job", sink=Slow(tmp_path / "out.db"), rows_in_flight=8) as sink:
@@ -531,7 +531,7 @@ def test_s_13_a_destination_that_is_away_for_a_moment_does_not_end_the_query(spa
                 raise
 
     def release():
-        waiting.wait(60)
+        waiting.wait(300)
         held.execute("ROLLBACK")
         held.close()
 
@@ -594,13 +594,13 @@ def test_s_13_the_stop_of_the_query_ends_the_waiting(spark, tmp_path):
             waiting.set()
             raise bq.RetryableError("nobody there")
 
-    sink = DriverSink("stopped", sink=Away(), retry=RetryPolicy(initial=200.0, jitter=False))
+    sink = DriverSink("stopped", sink=Away(), retry=RetryPolicy(initial=2_000.0, max_delay=2_000.0, jitter=False))
     stream = files(spark, tmp_path / "in", 1, 3)
     query = stream.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c")).start()
-    assert waiting.wait(60)
+    assert waiting.wait(300)
     stopping = threading.Thread(target=query.stop)
     stopping.start()
-    stopping.join(60)
+    stopping.join(300)
     assert not stopping.is_alive()
     assert sink.stats().batches == 0
     sink.close()

@@ -19,7 +19,7 @@ from pipeline_parts import rows
 from servers import base as servers
 from servers import spark_jars
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1000)
 
 LOCAL = 'spark: {master: "local[2]", conf: {spark.sql.shuffle.partitions: 2}}\n'
 
@@ -140,7 +140,7 @@ pipelines: {numbers: {file: pipeline.yaml}}
     process = start("service.yaml", cwd=tmp_path)
     wait_for_more(process, tmp_path, 0)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     assert "nothing is left undelivered" in err
     found = numbers_in(tmp_path)

@@ -25,7 +25,7 @@ def rows(postgres, table):
 
 def test_a_stream_through_the_driver_is_exact_through_a_crash(spark, postgres, tmp_path):
     for skipped in (0, 1):
-        with DriverSink("postgres", sink=PostgresSink(postgres.dsn, "from_driver")) as sink:
+        with DriverSink("postgres", sink=PostgresSink(postgres.dsn, "from_driver", timeout=120)) as sink:
             run_batches(stream(spark).writeStream.foreachBatch(sink), tmp_path / "checkpoint", 2)
             assert sink.stats().skipped == skipped
         forget_last_commit(tmp_path / "checkpoint")
@@ -68,9 +68,9 @@ def test_s_24_dead_letters_in_a_table_that_refuses_one_fail_the_batch(spark, pos
     with pytest.raises(Exception, match="the sink for dead letters rejected 1 of them"):
         frame.write.format("batchqueue").options(**options).mode("append").save()
     assert rows(postgres, "with_letters") == []
-    given = {"on_bad_row": "dead_letter", "dead_letters": PostgresSink(postgres.dsn, "driver_letters")}
+    given = {"on_bad_row": "dead_letter", "dead_letters": PostgresSink(postgres.dsn, "driver_letters", timeout=120)}
     with (
-        DriverSink("postgres", sink=PostgresSink(postgres.dsn, "with_letters"), **given) as sink,
+        DriverSink("postgres", sink=PostgresSink(postgres.dsn, "with_letters", timeout=120), **given) as sink,
         pytest.raises(bq.PermanentError, match="the sink for dead letters rejected 1 of them"),
     ):
         sink(frame)
@@ -87,7 +87,7 @@ def test_a_batch_job_that_fails_leaves_nothing(spark, postgres):
     bad = spark.range(0, 1000, 1, 4).selectExpr("id AS value", "assert_true(id < 990, 'too large') AS x")
     with pytest.raises(Exception, match="too large"):
         bad.write.format("batchqueue").options(**options).mode("append").save()
-    with DriverSink("postgres", sink=PostgresSink(postgres.dsn, "from_job")) as sink:
+    with DriverSink("postgres", sink=PostgresSink(postgres.dsn, "from_job", timeout=120)) as sink:
         with pytest.raises(Exception, match="too large"):
             sink(bad)
         assert rows(postgres, "from_job") == []

@@ -47,7 +47,7 @@ def test_the_next_record_batch_is_waited_for_off_the_loop(monkeypatch):
 
     def slow():
         yield from record_batches(10)
-        assert handled.wait(60), "the loop stood still"
+        assert handled.wait(300), "the loop stood still"
         yield from record_batches(10)
 
     part = Worker(as_options({"sink": "spark_sinks:no_op_factory"})).write(attempt(), slow())
