@@ -30,7 +30,7 @@ from batchqueue_async.sinks._shared.files import (
     sync_directory,
     write_all,
 )
-from batchqueue_async.sinks._shared.records import joined_lines, lines
+from batchqueue_async.sinks._shared.records import line_blocks, lines
 from batchqueue_async.sinks._shared.staging import Staging
 from batchqueue_async.sinks._shared.thread import SinkThread
 from batchqueue_async.sinks.base import SinkNeeds
@@ -154,21 +154,22 @@ class JsonLinesSink:
         self._stale = False
 
     def _append(self, batch: Sequence[Any]) -> None:
-        data = self._lines(batch)
+        blocks = self._lines(batch)
+        size = sum(map(len, blocks))
         try:
             self._find_file()
-            if self.max_bytes is not None and self._size and self._size + len(data) > self.max_bytes:
+            if self.max_bytes is not None and self._size and self._size + size > self.max_bytes:
                 self._rotate()
-            self._write(data)
+            self._write(blocks)
         except OSError as error:
             raise RetryableError(
                 f"JSON lines sink {str(self.path)!r}: {error.strerror}; the batch is not in", error_type="server"
             ) from error
 
     @staticmethod
-    def _lines(batch: Sequence[Any]) -> bytes:
+    def _lines(batch: Sequence[Any]) -> list[bytes]:
         try:
-            return joined_lines(batch)
+            return line_blocks(batch)
         except PermanentError as error:
             error.culprits = tuple(place for place, record in enumerate(batch) if not _has_line(record))
             raise
@@ -196,15 +197,16 @@ class JsonLinesSink:
         finally:
             os.close(file)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, blocks: Sequence[bytes]) -> None:
         try:
-            write_all(self._file, data)
+            for block in blocks:
+                write_all(self._file, block)
             if self.fsync == "batch":
                 os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, self._size)
             raise
-        self._size += len(data)
+        self._size += sum(map(len, blocks))
 
     def _rotate(self) -> None:
         self._close()

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pickle
+import resource
 import sqlite3
 import stat
 import threading
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 import batchqueue_async as bq
-from batchqueue_async.sinks._shared.records import joined_lines, lines
+from batchqueue_async.sinks._shared.records import line_blocks, lines
 from batchqueue_async.sinks.base import Attempt, BatchKey, KeyedSink, Sink, StagingSink, TransactionalSink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.memory import MemorySink
@@ -640,7 +641,7 @@ ODD_TABLES = {
 def test_tables_have_the_same_lines_by_column_as_by_row(name):
     table = pa.RecordBatch.from_pydict(ODD_TABLES[name])
     records = [{"a": None}, b'{"raw":1}', table, "text", {"b": 2.5}]
-    assert joined_lines(records) == b"".join(line + b"\n" for line in lines(records))
+    assert b"".join(line_blocks(records)) == b"".join(line + b"\n" for line in lines(records))
 
 
 @pytest.mark.parametrize(
@@ -650,14 +651,14 @@ def test_tables_have_the_same_lines_by_column_as_by_row(name):
 def test_a_number_that_json_has_not_is_refused_by_column_too(values):
     table = pa.RecordBatch.from_pydict({"v": values})
     with pytest.raises(bq.PermanentError, match="no form in JSON"):
-        joined_lines([table])
+        line_blocks([table])
     with pytest.raises(bq.PermanentError, match="no form in JSON"):
-        joined_lines([{"ok": None}, *table.to_pylist()])
+        line_blocks([{"ok": None}, *table.to_pylist()])
 
 
 def test_of_columns_of_one_name_the_last_one_is_in_the_lines():
     twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
-    assert joined_lines([twice]) == b"".join(line + b"\n" for line in lines([twice])) == b'{"a":2}\n'
+    assert b"".join(line_blocks([twice])) == b"".join(line + b"\n" for line in lines([twice])) == b'{"a":2}\n'
 
 
 @pytest.mark.parametrize("columns", [1, 3, 400, 1_200])
@@ -681,12 +682,34 @@ def test_rows_of_any_number_and_width_come_into_sqlite(tmp_path, columns):
     assert found == (dict(zip(wanted, wanted, strict=True)) if columns == 1 else wanted)
 
 
+async def test_large_tables_are_written_one_by_one_and_left_out_together(tmp_path):
+    """They are not copied into one; where the file can't grow for the second one, the first goes again."""
+    table = pa.RecordBatch.from_pydict({"v": ["x" * 100] * 1_000})
+    wanted = b"".join(line + b"\n" for line in lines([table]))
+    assert line_blocks([table, table]) == [wanted, wanted]
+    assert line_blocks([table, {"a": 1}, {"b": 2}]) == [wanted + b'{"a":1}\n{"b":2}\n']
+    sink = JsonLinesSink(tmp_path / "out.jsonl")
+    await sink.open()
+    await sink.send([table, table])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (7 * len(wanted) // 2, before[1]))  # Python ignores SIGXFSZ
+    try:
+        with pytest.raises(bq.RetryableError, match="the batch is not in"):
+            await sink.send([table, table])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "out.jsonl").read_bytes() == wanted * 2
+    await sink.send([{"a": 1}])
+    await sink.close()
+    assert (tmp_path / "out.jsonl").read_bytes() == wanted * 2 + b'{"a":1}\n'
+
+
 def test_a_line_break_in_what_was_encoded_already_is_refused():
     good, bad = {"a": msgspec.Raw(b"[1,2]")}, {"a": msgspec.Raw(b"[1,\n2]")}
-    for encode in (joined_lines, lines):
+    for encode in (line_blocks, lines):
         with pytest.raises(bq.PermanentError, match="a line break"):
             encode([good, bad])
-    assert joined_lines([good, {}]) == b'{"a":[1,2]}\n{}\n'
+    assert line_blocks([good, {}]) == [b'{"a":[1,2]}\n{}\n']
 
 
 async def test_of_a_batch_that_is_refused_nothing_is_staged(tmp_path):

@@ -140,6 +140,8 @@ def _has_odd_number(value: Any) -> bool:
 
 
 _encoder = msgspec.json.Encoder(decimal_format="string")
+_BLOCK = 65536
+"""Blocks of lines that are smaller, in the mean, are joined: each costs a write."""
 
 
 def lines(batch: Iterable[Any]) -> list[bytes]:
@@ -171,11 +173,13 @@ def lines(batch: Iterable[Any]) -> list[bytes]:
     return found
 
 
-def joined_lines(batch: Sequence[Any]) -> bytes:
-    """The records as lines of JSON in one, each with its end: what `lines` gives, at a fraction of the time.
+def line_blocks(batch: Sequence[Any]) -> list[bytes]:
+    """The records as lines of JSON, each with its end: what `lines` gives, at a fraction of the time.
+
+    They come in blocks of many lines. To join those as well would cost a fifth more, since each is of a megabyte.
 
     Example:
-        >>> joined_lines([{"a": 1}, b'{"b":2}', "text"]).split()
+        >>> b"".join(line_blocks([{"a": 1}, b'{"b":2}', "text"])).split()
         [b'{"a":1}', b'{"b":2}', b'"text"']
     """
     found: list[bytes] = []
@@ -186,8 +190,8 @@ def joined_lines(batch: Sequence[Any]) -> bytes:
         elif is_quick is None:
             found += [_table_lines(each) for each in records]
         else:
-            found += [line + b"\n" for line in lines(records)]
-    return b"".join(found)
+            found.append(b"".join([line + b"\n" for line in lines(records)]))
+    return found if sum(map(len, found)) > _BLOCK * len(found) else [b"".join(found)]
 
 
 def _is_quick(record: Any) -> bool | None:
