@@ -7,8 +7,11 @@ and not to a message, so that a message costs no task, future, timer or log line
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from typing import TYPE_CHECKING, Literal
+
+import structlog
 
 from batchqueue_async._support import log
 
@@ -67,7 +70,11 @@ class Workers:
     def start(self, run: Callable[[Worker], Coroutine[None, None, None]]) -> None:
         """Begin to work."""
         for worker in self._all:
-            worker.task = self._loop.create_task(run(worker), name=f"intake-{self._name}-worker-{worker.number}")
+            # What a handler logs by structlog says whose worker it is, where the program merges context variables.
+            context = contextvars.copy_context()
+            context.run(structlog.contextvars.bind_contextvars, consumer=self._name, worker=worker.number)
+            name = f"intake-{self._name}-worker-{worker.number}"
+            worker.task = self._loop.create_task(run(worker), name=name, context=context)
             worker.task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 from intake_handlers import Recorder, adds_up, bodies
 
 import batchqueue_async as bq
@@ -109,3 +110,18 @@ async def test_keys_keep_their_order_through_failures():
         of_key = [body for body in handler.done if body.startswith(b"%d-" % key)]
         assert of_key == sorted(of_key, key=lambda body: int(body.split(b"-")[1]))
     await settle()
+
+
+async def test_a_handler_s_own_logs_say_which_worker_it_is():
+    broker, said = FakeBroker(), {}
+
+    async def handle(message):
+        await asyncio.sleep(0.1)
+        said[message.body] = structlog.contextvars.get_contextvars()
+
+    broker.publish(*bodies(3))
+    async with broker.consumer(handle, workers=3, name="orders"):
+        await broker.drained()
+    assert {each["consumer"] for each in said.values()} == {"orders"}
+    assert {each["worker"] for each in said.values()} == {1, 2, 3}
+    assert structlog.contextvars.get_contextvars() == {}
