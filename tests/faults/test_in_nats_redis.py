@@ -214,3 +214,26 @@ async def test_in_71_a_session_that_ends_between_two_commands_leaves_no_connecti
         async with asyncio.timeout(30):
             while await connections() - before:
                 await asyncio.sleep(0.02)
+
+
+async def test_in_72_a_consumer_that_was_given_no_name_leaves_the_group_when_it_stops(redis):
+    async def save(message):
+        if message.body == b"2":
+            await asyncio.sleep(60)
+
+    async def members():
+        async with redis._client() as other:
+            return [each["name"].decode() for each in await other.xinfo_consumers(redis.stream, redis.group)]
+
+    for name in (None, "stays"):
+        await redis.publish(bodies(2))
+        async with redis.consumer(save, consumer=name) as consumer:
+            await until(lambda consumer=consumer: consumer.stats().acked == 2, 60)
+            assert len(await members()) == 1
+    assert await members() == ["stays"]
+    await redis.publish([b"2"])
+    async with redis.consumer(save, drain_timeout=0.1) as consumer:
+        await until(lambda: consumer.stats().in_flight == 1, 60)
+    # It has something pending, which leaving would lose.
+    assert len(set(await members()) - {"stays"}) == 1
+    assert await redis.unacked() == 1

@@ -62,7 +62,8 @@ class RedisConsumer(Consumer):
             handler: takes a message, or a batch of them; or a `BatchQueue`, or an `Exporter`.
             group: the group, which is made where it is missing.
             consumer: our name in the group, unique among those that run; with a name that stays the same, a restart
-                goes on with its own pending entries at once. None makes a new one.
+                goes on with its own pending entries at once. None makes a new one, which a stop takes out of the group
+                again if nothing of it is pending.
             start: where a new group begins: "0" with the stream's first entry, "$" with the next one.
             field: the field with the body; the others are headers.
             key_field: the field with the key.
@@ -87,6 +88,7 @@ class RedisConsumer(Consumer):
         self.server = RedisServer("RedisConsumer", url, user=user, password=password, tls=tls)
         self.stream = stream
         self.group = group
+        self._named = consumer is not None
         self.consumer = consumer or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.start = start
         self.fields = RedisFields(stream, field, key_field)
@@ -97,6 +99,11 @@ class RedisConsumer(Consumer):
 
     def _lane(self, plan: Plan) -> Lane:
         return RedisLane(self, plan)
+
+    @property
+    def named(self) -> bool:
+        """Whether our name in the group was given, and may be had again."""
+        return self._named
 
     def count_lost(self, count: int) -> None:
         """Entries that the stream has no longer, though they were pending."""
@@ -133,6 +140,7 @@ class RedisLane:
                 block=consumer.block,
                 claim_after=consumer.claim_after,
                 lost=consumer.count_lost,
+                leaves=not consumer.named,
             )
             await session.start()
         except BaseException as error:

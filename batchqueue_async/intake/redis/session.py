@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from batchqueue_async.intake.ports import Plan, Room, Taken
 
 _PAGE = 100
+_LEAVE = 1.0  # seconds
 
 
 class RedisSession:
@@ -47,6 +48,7 @@ class RedisSession:
         block: float,
         claim_after: float,
         lost: Callable[[int], None],
+        leaves: bool = False,
     ) -> None:
         self.epoch = Epoch(f"{fields.stream}/{group}")
         self._reader = reader
@@ -59,6 +61,7 @@ class RedisSession:
         self._block = block
         self._claim_after = claim_after
         self._lost = lost
+        self._leaves = leaves
         self._loop = asyncio.get_running_loop()
         self._own_from: bytes | None = b"0-0"
         self._claim_from = b"0-0"
@@ -281,11 +284,22 @@ class RedisSession:
         if self._ended:
             return
         self._ended = True
+        if self._leaves and self._stopped and not self._reading and self._over is None:
+            await self._leave()
         self.lose("the session was ended")
         if self._keeper is not None:
             self._keeper.cancel()
         with contextlib.suppress(Exception):  # it is over either way
             await end(self._reader, self._writer)
+
+    async def _leave(self) -> None:
+        """Take our name, which nobody will have again, out of the group; with anything pending it has to stay."""
+        try:
+            async with asyncio.timeout(_LEAVE):
+                if not await self._writer.xpending_range(self._stream, self._group, "-", "+", 1, self._consumer):
+                    await self._writer.xgroup_delconsumer(self._stream, self._group, self._consumer)
+        except Exception as error:  # noqa: BLE001 - the group has one more name then
+            log.debug("redis_leave_failed", consumer=self._plan.name, **log.describe(error))
 
     def lag(self) -> int | None:
         """Entries that the group has not delivered, when it was last asked."""
