@@ -37,6 +37,9 @@ from batchqueue_async.intake.message import Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
+ATTEMPT = "bq-attempt"
+"""The header of a message that was published again for a later attempt, with its number."""
+
 Reason = Literal["permanent", "attempts", "age", "undecodable", "timeout"]
 """Why a message goes to the dead letters."""
 
@@ -265,7 +268,10 @@ class DeadLetter:
     at: float = 0.0
 
     def headers(self, delivery: Message, *, partition: int | None = None, offset: int | None = None) -> dict[str, str]:
-        """The headers of the letter: what the message had, and `bq-reason`, `bq-error`, `bq-attempts` and the like."""
+        """The headers of the letter: what the message had, and `bq-reason`, `bq-error`, `bq-attempts` and the like.
+
+        Without the number of its attempt, from which a letter that is put back would go on.
+        """
         added = {
             "bq-reason": self.reason,
             "bq-error": self.error,
@@ -281,7 +287,7 @@ class DeadLetter:
         if offset is not None:
             added["bq-offset"] = str(offset)
         kept: Mapping[str, str] = delivery.headers
-        return {**kept, **added}
+        return {name: value for name, value in kept.items() if name != ATTEMPT} | added
 
 
 class Outcomes(NamedTuple):

@@ -781,3 +781,22 @@ async def test_in_68_a_rebalance_that_is_cancelled_leaves_no_partition_without_a
             await broker.drained()
     assert set(calls.done) == set(bodies(6))
     assert broker.violations == []
+
+
+async def test_in_73_a_letter_that_is_put_back_begins_at_its_first_attempt():
+    broker = FakeBroker("amqp")
+    attempts = []
+
+    async def fail(message):
+        attempts.append(message.attempt)
+        raise bq.RetryableError("not now", retry_after=6.0)
+
+    broker.publish(b"1")
+    retry = bq.RetryPolicy(initial=6.0, max_delay=6.0, max_attempts=3)
+    async with broker.consumer(fail, retry=retry):
+        await broker.drained()
+        (letter,) = broker.dead_letters
+        assert letter.headers["bq-attempts"] == "3"
+        broker.publish(letter.body, headers=letter.headers)
+        await broker.drained()
+    assert attempts == [1, 2, 3, 1, 2, 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async.intake.ports import Delivery
+from batchqueue_async.intake.ports import ATTEMPT, Delivery
 from batchqueue_async.sinks._shared.extras import require
 
 if TYPE_CHECKING:
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from batchqueue_async.intake.ports import Epoch
 
-ATTEMPT = "bq-attempt"
 ROUTING_KEY = "bq-routing-key"
 _DELIVERY_COUNT = "x-delivery-count"
 _FLAGS_AT = 12  # of a content header's payload: class, weight and body size come first

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from batchqueue_async.errors import PermanentError, RetryableError
 from batchqueue_async.intake.amqp.broker import close_quietly
 from batchqueue_async.intake.amqp.delay_queues import DECLARED_FOR, delay_queue
-from batchqueue_async.intake.amqp.delivery import ATTEMPT, ROUTING_KEY
+from batchqueue_async.intake.amqp.delivery import ROUTING_KEY
 from batchqueue_async.intake.amqp.stream import StreamFactory
-from batchqueue_async.intake.ports import DeadLetter, Retry
+from batchqueue_async.intake.ports import ATTEMPT, DeadLetter, Retry
 from batchqueue_async.sinks._shared.extras import require
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Publisher:
         self, channel: Any, delivery: AmqpDelivery, outcome: Retry | DeadLetter
     ) -> tuple[str, str, dict[str, Any]]:
         """Exchange, routing key and headers."""
-        headers = {name: value for name, value in delivery.typed_headers.items() if name != _COUNT}
+        headers = {name: value for name, value in delivery.typed_headers.items() if name not in {_COUNT, ATTEMPT}}
         if isinstance(outcome, Retry):
             wait = delay_queue(self._queue, outcome.delay)
             now = asyncio.get_running_loop().time()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchqueue_async.errors import RetryableError
 from batchqueue_async.intake.message import Message
+from batchqueue_async.intake.ports import ATTEMPT
 from batchqueue_async.sinks._shared.connection import SharedConnection
 from batchqueue_async.sinks.kafka import client
 
@@ -22,7 +23,7 @@ def letter_headers(delivery: KafkaMessage, outcome: DeadLetter) -> list[tuple[st
     """
     bare = Message(source=delivery.source)
     added = outcome.headers(bare, partition=delivery.partition, offset=delivery.offset)
-    kept = [(name, value) for name, value in delivery.raw.headers if name not in added]
+    kept = [(name, value) for name, value in delivery.raw.headers if name not in added and name != ATTEMPT]
     return [*kept, *((name, text.encode()) for name, text in added.items())]
 
 

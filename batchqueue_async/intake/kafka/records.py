@@ -6,7 +6,7 @@ import re
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, overload
 
-from batchqueue_async.intake.ports import Delivery
+from batchqueue_async.intake.ports import ATTEMPT, Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from batchqueue_async.intake.ports import Epoch
 
 _NO_HEADERS: Mapping[str, str] = {}
-ATTEMPT = "bq-attempt"
 _ATTEMPT = re.compile(r"[0-9]{1,9}")
 
 
