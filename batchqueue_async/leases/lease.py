@@ -148,6 +148,10 @@ class Lease:
             return self._all
         return [run for low, high in self._left for run in self._parts(low, high)]
 
+    def extend_by(self, runs: list[Run]) -> None:
+        """For the owner, before it hands the lease out: these are in it too."""
+        self._all += runs
+
     def forfeit(self) -> list[Run]:
         """What is unsettled goes back to the lease's owner, who says so: its time is over, or nobody ever got it."""
         runs, self._left = list(self.unsettled_runs), _NOTHING

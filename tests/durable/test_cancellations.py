@@ -14,6 +14,8 @@ import pytest
 from durable_kit import ROOT, InlineRunner, RecordingFiles, drain, eventually, io_error
 
 from batchqueue_async.durable import DurableConfig, DurableQueue
+from batchqueue_async.durable.read import leasing, rereading
+from batchqueue_async.durable.state import backlog, queue_state, record_index
 from batchqueue_async.errors import BatchQueueError
 
 if TYPE_CHECKING:
@@ -222,6 +224,79 @@ SCENES: dict[str, tuple[Callable[[], Awaitable[Scene]], Callable[[Scene], Awaita
 }
 
 
+async def one_by_one(**options: Any) -> Scene:
+    """Each record in a frame of its own."""
+    made = await scene(DurableConfig(**options), records=0)
+    made.there = {b"record %d" % number for number in range(9)}
+    for payload in sorted(made.there):
+        await made.queue.put(payload)
+    return made
+
+
+async def lease_most(here: Scene) -> None:
+    here.leases.append(await here.queue.lease(7))
+    assert 5 <= len(here.leases[-1]) <= 7
+
+
+async def lease_the_newest(here: Scene) -> None:
+    here.leases.append(await here.queue.lease(1))  # which is in memory
+    await lease_most(here)
+
+
+async def lease_twice(here: Scene) -> None:
+    """Another consumer comes in between two portions, and records that came back are leased again."""
+
+    async def consume() -> None:
+        here.leases.append(await here.queue.lease(3))
+
+    other = asyncio.create_task(consume())
+    here.background = [other]
+    mine = await here.queue.lease(7)
+    here.leases.append(mine)
+    await other
+    await mine.nack()
+    here.leases.append(await here.queue.lease(7))
+
+
+async def lease_amid_a_close(here: Scene) -> None:
+    leasing = here.queue._leasing
+    close, before = leasing.close, []
+
+    def note() -> None:
+        before.append(here.queue.leased)
+        close()
+
+    leasing.close = note
+    here.background = [asyncio.create_task(here.queue.close())]
+    here.leases.append(await here.queue.lease(7))
+    assert not before or len(here.leases[-1]) == before[0], "records were leased of a queue that is closed"
+
+
+PORTIONED: dict[str, tuple[Callable[[], Awaitable[Scene]], Callable[[Scene], Awaitable[None]]]] = {
+    "from memory": (one_by_one, lease_most),
+    "from the disk": (lambda: one_by_one(memory_bytes=1), lease_most),
+    "newest first": (lambda: one_by_one(memory_bytes=1, order="freshest"), lease_the_newest),
+    "by key": (lambda: one_by_one(order="key", key=lambda payload: payload), lease_most),
+    "noted before": (lambda: one_by_one(max_attempts=100), lease_most),
+    "closed meanwhile": (one_by_one, lease_amid_a_close),
+    "two consumers": (one_by_one, lease_twice),
+    "two consumers, from the disk": (lambda: one_by_one(memory_bytes=1), lease_twice),
+}
+
+
+@pytest.fixture
+def portions_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the loop takes two records, not hundreds."""
+    for module, name in [
+        (leasing, "PORTION"),
+        (queue_state, "PORTION"),
+        (rereading, "_PORTION"),
+        (backlog, "_KEPT"),
+        (record_index, "_RANGES"),
+    ]:
+        monkeypatch.setattr(module, name, 2)
+
+
 async def cancelled_after(turns: int, call: Awaitable[None]) -> bool:
     """Cancel a call after so many turns of the loop; whether it had not ended before."""
     task = asyncio.ensure_future(call)
@@ -291,7 +366,18 @@ def check(here: Scene, found: set[bytes], dead: set[bytes], dropped: int) -> Non
 
 @pytest.mark.parametrize("name", SCENES)
 async def test_cancelled_after_every_turn(name):
-    make, act = SCENES[name]
+    await cancelled_at_every_turn(*SCENES[name])
+
+
+@pytest.mark.usefixtures("portions_of_two")
+@pytest.mark.parametrize("name", PORTIONED)
+async def test_cancelled_between_portions(name):
+    await cancelled_at_every_turn(*PORTIONED[name])
+
+
+async def cancelled_at_every_turn(
+    make: Callable[[], Awaitable[Scene]], act: Callable[[Scene], Awaitable[None]]
+) -> None:
     stopped = turns = 0
     for turns in range(TURNS):
         here = await make()

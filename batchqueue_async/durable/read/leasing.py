@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
 from batchqueue_async.durable.disk import quarantine
 from batchqueue_async.durable.read.rereading import Rereading
+from batchqueue_async.durable.state.backlog import run_bytes
+from batchqueue_async.durable.state.queue_state import PORTION
 from batchqueue_async.errors import BatchQueueError, ForkedError, QueueClosedError
 from batchqueue_async.leases.lease import Lease
 
@@ -102,22 +105,42 @@ class LeaseManager:
     # Leasing
 
     def at_once(self, max_records: int, max_bytes: int) -> Lease | None:
-        """The next records, if there are any in memory, nobody waits before, and nothing is to be noted before."""
+        """The next records, if there are any in memory, nobody waits before, and nothing is to be noted before.
+
+        Not so many as may take several steps of the loop.
+        """
         if self._waiters or self._most_attempts is not None:
+            return None
+        if max_records > PORTION and (self._state.gate is not None or self._state.backlog.runs > PORTION):
             return None
         return self._grant(max_records, max_bytes)
 
     async def lease(self, max_records: int, max_bytes: int, wait: float | None) -> Lease:
         """The next records, waiting for them as long as `wait` allows; reading the disk is no waiting."""
         lease = await self._next(max_records, max_bytes, wait)
-        if lease and self._most_attempts is not None:
-            # The attempt is on the disk before anybody sees the records: a record that kills its process is counted.
-            try:
+        try:
+            if self._state.is_portion(lease.blocks):
+                await self._fill(lease, max_records, max_bytes)
+            if lease and self._most_attempts is not None:
+                # The attempt is on the disk before anybody sees the records: one that kills its process is counted.
                 await self._pump().noted()
-            except asyncio.CancelledError:
-                self._undo(lease)
-                raise
+        except asyncio.CancelledError:
+            self._undo(lease)
+            raise
         return lease
+
+    async def _fill(self, lease: Lease, max_records: int, max_bytes: int) -> None:
+        """Go on where a grant has stopped for the loop's sake, portion by portion, while there is more in memory."""
+        runs = lease.blocks
+        while self._state.is_portion(runs):
+            for run in runs:
+                max_records -= run.high - run.low
+                max_bytes -= run_bytes(run)
+            await asyncio.sleep(0)
+            if self._closed or self._waiters or self._leases.get(id(lease)) is not lease:
+                return  # the queue is closed, others came before, or its time is over
+            runs = self._granted(max_records, max_bytes, at_least_one=False)
+            lease.extend_by(runs)
 
     async def _next(self, max_records: int, max_bytes: int, wait: float | None) -> Lease:
         if not self._waiters:
@@ -144,13 +167,19 @@ class LeaseManager:
 
     def serve(self) -> None:
         """Give what is ready to those who wait, first come first served."""
+        granted = 0
         while self._waiters:
             waiter = self._waiters[0]
             if waiter.future.done():
                 self._waiters.popleft()
                 continue
+            if granted >= PORTION:
+                # The others get theirs in the next turn of the loop.
+                self._loop.call_soon(self.serve)
+                return
             lease = self._grant(waiter.max_records, waiter.max_bytes)
             if lease is not None:
+                granted += len(lease.blocks)
                 self._waiters.popleft()
                 waiter.future.set_result(lease)
             elif self._reading:
@@ -163,12 +192,7 @@ class LeaseManager:
                 waiter.future.set_result(Lease(self, [], 0.0))
 
     def _grant(self, max_records: int, max_bytes: int) -> Lease | None:
-        state = self._state
-        runs = state.grant(max_records, max_bytes, self._clock() if self._ages else 0)
-        if state.backlog.on_disk:
-            self._read_on()
-        if self._most_attempts is not None:
-            runs = self._give_up(runs, self._most_attempts)
+        runs = self._granted(max_records, max_bytes)
         if not runs:
             return None
         lease = Lease(self, runs, self._loop.time() + self._timeout, newest_first=self._newest_first)
@@ -176,8 +200,16 @@ class LeaseManager:
         if "lease" not in self._timers:
             # All leases are as long: the timer of an earlier one is never too late for this one.
             self._arm("lease", lease.deadline, self._expire)
-        self._pump().touch()
         return lease
+
+    def _granted(self, max_records: int, max_bytes: int, *, at_least_one: bool = True) -> list[Run]:
+        state = self._state
+        runs = state.grant(max_records, max_bytes, self._clock() if self._ages else 0, at_least_one=at_least_one)
+        if state.backlog.on_disk:
+            self._read_on()
+        if runs:
+            self._pump().touch()
+        return runs if self._most_attempts is None else self._give_up(runs, self._most_attempts)
 
     def _give_up(self, runs: list[Run], most: int) -> list[Run]:
         """Send the records to the dead letters that were leased as often as they may be; the others."""
@@ -362,7 +394,7 @@ class LeaseManager:
                 number,
                 self._loader.load,
                 (number, state.segments[number].marker, place, stretch.least, 2 * _READ),
-                lambda result, error, stale: self._fetched(stretch, result, error, stale=stale),
+                partial(self._fetched, stretch),
             )
             return
         if state.gate is not None and state.gate.full:
@@ -381,18 +413,16 @@ class LeaseManager:
             call = self._loader.load
             budget = 1 << 62 if self._newest_first else _READ
             arguments = (extent.segment, marker, (load.start, load.end), least, budget)
-        self._submit(
-            extent.segment, call, arguments, lambda result, error, stale: self._loaded(load, result, error, stale=stale)
-        )
+        self._submit(extent.segment, call, arguments, partial(self._loaded, load))
 
     def _submit(
         self,
         number: int,
         call: Callable[..., Any],
         arguments: tuple[Any, ...],
-        take: Callable[[Any, BaseException | None, bool], None],
+        take: Callable[[Any, BaseException | None, int], None],
     ) -> None:
-        """Read; `take` gets what was found, and whether the writer has moved frames elsewhere meanwhile."""
+        """Read; `take` gets what was found, and how often frames had been moved elsewhere when it was asked for."""
         state = self._state
         moves = state.moves
 
@@ -403,31 +433,36 @@ class LeaseManager:
                 # The round under way may have moved what was looked for: what is missing counts when that is known.
                 self._pump().after_round(lambda: landed(result, error))
             else:
-                take(result, error, state.moves != moves)
+                take(result, error, moves)
 
         self._runner.submit(call, *arguments, done=landed)
 
-    def _fetched(self, stretch: Stretch, found: Any, error: BaseException | None, *, stale: bool) -> None:
+    def _fetched(self, stretch: Stretch, found: Any, error: BaseException | None, moves: int) -> None:
         self._reading = False
         if self._closed:
             return
-        if stale:
+        if self._state.moves != moves:
             pass  # it is read again, where it is now
         elif error is not None:
             if not self._unreadable(stretch, error):
                 return
         else:
             before = self._state.counters.damaged
-            self._rereading.fetched(stretch, found)
-            self._tell_damage(stretch.number, found, self._state.counters.damaged - before)
+            rest = self._rereading.fetched(stretch, found)
+            found.lost += self._state.counters.damaged - before
+            if rest is not None:
+                self._reading = True
+                self._loop.call_soon(self._fetched, rest, found, None, moves)
+                return
+            self._tell_damage(stretch.number, found)
         self.serve()
         self._read_on()
 
-    def _loaded(self, load: Load, found: Any, error: BaseException | None, *, stale: bool) -> None:
+    def _loaded(self, load: Load, found: Any, error: BaseException | None, moves: int) -> None:
         self._reading = load.extent.busy = False
         if self._closed:
             return
-        if stale:
+        if self._state.moves != moves:
             pass  # it is read again, where it is now
         elif error is not None:
             if not self._unreadable(load.extent, error):
@@ -436,20 +471,26 @@ class LeaseManager:
             self._state.backlog.indexed(load, found)
         else:
             before = self._state.counters.damaged
-            self._rereading.loaded(load, found)
-            self._tell_damage(load.extent.segment, found, self._state.counters.damaged - before)
-            for gap in found.gaps if not found.unreadable else ():
-                self._runner.submit(
-                    quarantine.copy_aside, self._files, self._path, load.extent.segment, gap, done=_ignore
-                )
+            rest = self._rereading.loaded(load, found)
+            found.lost += self._state.counters.damaged - before
+            if rest is not None:
+                self._reading = load.extent.busy = True
+                self._loop.call_soon(self._loaded, rest, found, None, moves)
+                return
+            self._tell_damage(load.extent.segment, found)
+            self._set_aside(load.extent.segment, found)
         self.serve()
         self._read_on()
 
-    def _tell_damage(self, number: int, found: Loaded, records: int) -> None:
+    def _tell_damage(self, number: int, found: Loaded) -> None:
         if found.unreadable:
             log.error("durable_records_unreadable", path=str(self._path), segment=number, blocks=len(found.unreadable))
-        elif found.gaps or records:
-            log.error("durable_records_damaged", path=str(self._path), segment=number, records=records)
+        elif found.gaps or found.lost:
+            log.error("durable_records_damaged", path=str(self._path), segment=number, records=found.lost)
+
+    def _set_aside(self, number: int, found: Loaded) -> None:
+        for gap in found.gaps if not found.unreadable else ():
+            self._runner.submit(quarantine.copy_aside, self._files, self._path, number, gap, done=_ignore)
 
     def _unreadable(self, item: Extent | Stretch, error: BaseException) -> bool:
         """Whether reading goes on with what comes after."""

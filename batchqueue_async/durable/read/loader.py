@@ -21,12 +21,17 @@ _OPEN = 8
 
 @dataclass(slots=True)
 class Loaded:
-    """What was read: frames in order, each with the places in it that are damaged, and where the reading stopped."""
+    """What was read: frames in order, each with the places in it that are damaged, and where the reading stopped.
+
+    Attributes:
+        lost: records that were found to be lost, as far as the frames have been taken in.
+    """
 
     stopped_at: int
     frames: list[tuple[Frame, list[int]]] = field(default_factory=list[tuple[Frame, list[int]]])
     gaps: list[segment.Gap] = field(default_factory=list[segment.Gap])
     unreadable: list[segment.Gap] = field(default_factory=list[segment.Gap])
+    lost: int = 0
 
 
 class Loader:

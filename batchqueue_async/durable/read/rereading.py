@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from batchqueue_async.durable.disk import acklog
 from batchqueue_async.durable.disk.format import ATOMIC
+from batchqueue_async.durable.read.loader import Loaded
 from batchqueue_async.durable.state.backlog import Extent
 from batchqueue_async.durable.state.frame import Frame, Run
 from batchqueue_async.durable.state.ranges import RangeSet
@@ -13,11 +15,13 @@ from batchqueue_async.durable.state.ranges import RangeSet
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from batchqueue_async.durable.read.loader import Loaded
     from batchqueue_async.durable.state.backlog import Load
     from batchqueue_async.durable.state.queue_state import QueueState
     from batchqueue_async.durable.state.record_index import Stretch
     from batchqueue_async.durable.state.table import Segment
+
+# What one step of the loop takes in: frames and the runs that are left of them; one frame may have more.
+_PORTION = 256
 
 
 class Rereading:
@@ -26,35 +30,52 @@ class Rereading:
     def __init__(self, state: QueueState) -> None:
         self._state = state
 
-    def loaded(self, load: Load, found: Loaded) -> None:
-        """Frames of an extent have been read: what is unsettled of them becomes ready, what is missing is lost."""
+    def loaded(self, load: Load, found: Loaded) -> Load | None:
+        """Frames of an extent have been read: what is unsettled of them becomes ready, what is missing is lost.
+
+        One portion of them: those leave `found`, and while there are others the answer is what to go on with.
+        """
         state = self._state
         extent = load.extent
         if extent not in state.backlog.extents:
-            return
+            return None
         entry = state.segments[extent.segment]
+        ready: list[list[Run]] = []
+        count = 0
+        newest_first = state.config.order == "freshest"
+        for frame, damaged in reversed(found.frames) if newest_first else found.frames:
+            if count >= _PORTION:
+                break
+            ready.append(self._ready(entry, frame, damaged, extent, found))
+            count += max(1, len(ready[-1]))
+        load, part, rest = _cut(load, found, len(ready), newest_first=newest_first)
+        if newest_first:
+            ready.reverse()
         missing = self._unread if found.unreadable else self._lost
         low = extent.first if load.start == extent.start else None
-        high = extent.stop if found.stopped_at >= extent.end else None
-        runs: list[Run] = []
+        high = extent.stop if part.stopped_at >= extent.end else None
         seq = low
-        for frame, damaged in found.frames:
+        for frame, _ in part.frames:
             if seq is not None and frame.first > seq:
                 missing(entry, seq, frame.first)
-            # Of a torn write that was never durable, nothing is delivered.
-            torn = damaged and frame.kind == ATOMIC and frame.first + frame.count > entry.proven
-            for at in range(frame.count) if torn else damaged:
-                missing(entry, frame.first + at, frame.first + at + 1)
-            runs += self._runs(
-                entry, frame, max(frame.first, extent.first), set(damaged) if found.unreadable else set()
-            )
             seq = frame.first + frame.count
             entry.remember(frame.first, frame.offset)
         if seq is not None and high is not None and seq < high:
             missing(entry, seq, high)
-        first = found.frames[0][0].first if found.frames else extent.first
+        first = part.frames[0][0].first if part.frames else extent.first
         last = seq if seq is not None else extent.stop
-        state.backlog.loaded(load, runs, found.stopped_at, (first, high or last))
+        state.backlog.loaded(load, list(chain.from_iterable(ready)), part.stopped_at, (first, high or last))
+        return rest
+
+    def _ready(self, entry: Segment, frame: Frame, damaged: list[int], extent: Extent, found: Loaded) -> list[Run]:
+        """What is to be delivered of a frame, after its damaged places are known to be lost, or unread."""
+        missing = self._unread if found.unreadable else self._lost
+        # Of a torn write that was never durable, nothing is delivered.
+        torn = damaged and frame.kind == ATOMIC and frame.first + frame.count > entry.proven
+        for at in range(frame.count) if torn else damaged:
+            missing(entry, frame.first + at, frame.first + at + 1)
+        unread = set(damaged) if found.unreadable else set[int]()
+        return list(self._runs(entry, frame, max(frame.first, extent.first), unread))
 
     def _runs(self, entry: Segment, frame: Frame, first: int, unread: set[int]) -> Iterable[Run]:
         """What is to be delivered of a frame: what is not settled, but for the places that could not be read."""
@@ -68,15 +89,22 @@ class Rereading:
             for start, end, times in entry.attempts.within(low, high):
                 yield Run(start, frame, start - frame.first, end - frame.first, times)
 
-    def fetched(self, stretch: Stretch, found: Loaded) -> None:
-        """Records that came back and had left the memory have been read: they are there again, or lost."""
+    def fetched(self, stretch: Stretch, found: Loaded) -> Stretch | None:
+        """Records that came back and had left the memory have been read: they are there again, or lost.
+
+        One portion, as in `loaded`.
+        """
         state = self._state
         entry = state.segments.get(stretch.number)
         if entry is None:
-            return  # all of it was settled meanwhile
+            return None  # all of it was settled meanwhile
         missing = self._unread if found.unreadable else self._lost
         reached = stretch.low
-        for frame, damaged in found.frames:
+        count = 0
+        for place, (frame, damaged) in enumerate(found.frames):
+            if count >= _PORTION:
+                found.frames = found.frames[place:]
+                return stretch._replace(low=reached)
             entry.remember(frame.first, frame.offset)
             stop = frame.first + frame.count
             gone = [(reached, min(frame.first, stretch.high))]
@@ -87,10 +115,13 @@ class Rereading:
             for low, high in state.index.read(entry, max(frame.first, stretch.low), min(stop, stretch.high)):
                 for start, end, times in entry.attempts.within(low, high):
                     state.backlog.keep(Run(start, frame, start - frame.first, end - frame.first, times))
+                    count += 1
+            count += 1
             reached = max(reached, stop)
         if found.stopped_at >= stretch.end:
             for part in state.index.read(entry, reached, stretch.high):
                 missing(entry, *part)
+        return None
 
     def _unread(self, entry: Segment, low: int, high: int) -> None:
         """The device has failed to give these: they stay on the disk, for a later run to read."""
@@ -115,3 +146,19 @@ class Rereading:
         count = sum(high - low for low, high in parts)
         state.counters.unreadable += count
         return count
+
+
+def _cut(load: Load, found: Loaded, count: int, *, newest_first: bool) -> tuple[Load, Loaded, Load | None]:
+    """The first `count` frames, or the last, as if they alone had been read; the others stay in `found`."""
+    frames = found.frames
+    if count == len(frames):
+        return load, found, None
+    if newest_first:
+        cut = len(frames) - count
+        place = frames[cut][0].offset
+        part = Loaded(found.stopped_at, frames[cut:])
+        found.frames, found.stopped_at = frames[:cut], place
+        return load._replace(start=place), part, load._replace(end=place)
+    place = frames[count][0].offset
+    found.frames = frames[count:]
+    return load, Loaded(place, frames[:count]), load._replace(start=place)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.durable.state.frame import RECORD_COST, Run
 from batchqueue_async.durable.state.returned import ReturnedRuns
+from batchqueue_async.leases.run import joined
 
 if TYPE_CHECKING:
     from array import array
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # What a run that came back takes in memory besides its records: it, its frame, and their places.
 _RUN_COST = 512
+# How many of the runs that come back together keep their payloads.
+_KEPT = 500
 
 
 class Extent:
@@ -93,6 +96,11 @@ class Backlog:
         return bool(self.window or self.extents or self.returned or self._index.any_returned)
 
     @property
+    def runs(self) -> int:
+        """How many runs are in memory."""
+        return len(self.window) + len(self.returned)
+
+    @property
     def on_disk(self) -> bool:
         """Whether any of them have to be read before they are leased."""
         return bool(self.extents) or self._index.any_returned
@@ -113,13 +121,24 @@ class Backlog:
         self.extents.append(extent)
 
     def give_back(self, runs: Iterable[Run]) -> None:
-        """Runs that were leased, or held, and are to be delivered again: with their payloads where there is room."""
+        """Runs that were leased, or held, and are to be delivered again: with their payloads where there is room.
+
+        Of thousands, which are in memory run by run, most are left to the disk: that is a range for many of them.
+        """
+        parked: list[Run] = []
+        kept = 0
         for run in runs:
-            size = run_cost(run) + _RUN_COST
-            if run.frame.payloads is None or self.window_bytes + size > self._memory_bytes:
-                self._index.give_back(run.seq, run.end)
+            if (
+                kept == _KEPT
+                or run.frame.payloads is None
+                or self.window_bytes + run_cost(run) + _RUN_COST > self._memory_bytes
+            ):
+                parked.append(run)
             else:
+                kept += 1
                 self.keep(run)
+        for low, high, _ in joined(parked):
+            self._index.give_back(low, high)
 
     def keep(self, run: Run) -> None:
         """A run is to be delivered again, and its payloads stay in memory until then."""
@@ -168,11 +187,14 @@ class Backlog:
 
     # Records go out
 
-    def take(self, max_records: int, max_bytes: int, *, at_least_one: bool = True) -> list[Run]:
-        """The next records within both limits, as far as they are in memory; the first may break that in bytes."""
+    def take(self, max_records: int, max_bytes: int, *, most: int, at_least_one: bool = True) -> list[Run]:
+        """The next records within both limits and in `most` runs, as far as they are in memory.
+
+        The first record may break the limit of bytes.
+        """
         taken: list[Run] = []
         records, size = max_records, max_bytes
-        while records > 0 and (run := self.peek()) is not None and run.frame.payloads is not None:
+        while records > 0 and len(taken) < most and (run := self.peek()) is not None and run.frame.payloads is not None:
             count = run.high - run.low
             # Only of as many as are wanted: a run may have thousands more.
             if count > records or (whole := run_bytes(run)) > size:
@@ -222,7 +244,9 @@ class Backlog:
     def _pop(self, run: Run, count: int, size: int) -> Run:
         returned = self.returned.has(run)
         if returned:
-            self._take_returned(run)
+            self.returned.remove(run)
+            self.window_bytes -= _RUN_COST
+            self.window_bytes -= size + RECORD_COST * count if count == run.high - run.low else run_cost(run)
         else:
             self.window_bytes -= size + RECORD_COST * count
             self.window.pop() if self._newest_first else self.window.popleft()

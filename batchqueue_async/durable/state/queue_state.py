@@ -21,9 +21,10 @@ from batchqueue_async.durable.state.table import Segment
 from batchqueue_async.durable.stats import Counters
 from batchqueue_async.durable.write.writer import HintWrite, Outcome
 from batchqueue_async.leases.key_order import KeyOrder
+from batchqueue_async.leases.run import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from batchqueue_async.durable.config import DurableConfig
     from batchqueue_async.durable.disk.compaction import Compacted
@@ -35,6 +36,8 @@ _COMPACT = 64 * 1024
 _COMPACT_RATIO = 4
 # A hint is rewritten when it is larger than this part of a segment: under a small `max_bytes`, hints are small as well.
 _HINT_SHARE = 32
+# What one step of the loop grants: runs, or records where each is asked for its key.
+PORTION = 500
 # Records that wait for their keys keep their payloads in this part of the window, so that reading never stands still.
 _HELD_SHARE = 4
 
@@ -369,17 +372,21 @@ class QueueState:
 
     # Leases
 
-    def grant(self, max_records: int, max_bytes: int, now_ns: int) -> list[Run]:
-        """The next records for a lease; those past `max_age` are dropped on the way."""
+    def grant(self, max_records: int, max_bytes: int, now_ns: int, *, at_least_one: bool = True) -> list[Run]:
+        """The next records for a lease, one portion of them; those past `max_age` are dropped on the way."""
         if self.room.owed:
             # Before they are leased, and can't be dropped.
             self.room.pay()
         granted: list[Run] = []
+        room = PORTION
         while (
-            max_records > 0 and max_bytes > 0 and not (self.gate and self.gate.full and not self.backlog.any_returned)
+            max_records > 0
+            and max_bytes > 0
+            and room > 0
+            and not (self.gate and self.gate.full and not self.backlog.any_returned)
         ):
-            most = max_records if self.gate is None else min(max_records, self.gate.room)
-            runs = self.backlog.take(most, max_bytes, at_least_one=not granted)
+            wanted = max_records if self.gate is None else min(max_records, self.gate.room, room)
+            runs = self.backlog.take(wanted, max_bytes, most=room, at_least_one=at_least_one and not granted)
             if not runs:
                 break
             if self.config.max_age is not None:
@@ -387,37 +394,43 @@ class QueueState:
             if self.gate is not None:
                 runs = self.gate.admit(runs)
             granted += runs
+            room -= self._weight(runs)
             if self.gate is None and self.config.max_age is None:
                 break  # nothing was filtered out: `take` has gone as far as the limits allow
             max_records -= sum(run.high - run.low for run in runs)
             max_bytes -= sum(map(run_bytes, runs))
-        return [self._leased(run) for run in granted]
+        return self._leased(granted)
 
-    def _leased(self, run: Run) -> Run:
-        """A run is out on a lease now: one attempt more."""
-        seq, frame, low, high, attempts = run
-        count, attempts = high - low, attempts + 1
-        entry = self.index.of(seq)
-        self.leased += count
-        entry.leased += count
-        entry.attempts.put(seq, seq + count, attempts)
-        entry.note(Entry(acklog.LEASED, seq, seq + count, attempts))
-        self.touched.add(entry.number)
-        return Run(seq, frame, low, high, attempts)
+    def is_portion(self, runs: Sequence[Run]) -> bool:
+        """Whether `grant` has stopped at these for the loop's sake: there may be more that is ready."""
+        return self._weight(runs) >= PORTION
 
-    def _unlease(self, run: Run) -> Segment:
-        """A run is no longer out; the segment that it is in."""
-        count = run.high - run.low
-        entry = self.index.of(run.seq)
-        self.leased -= count
-        entry.leased -= count
-        return entry
+    def _weight(self, runs: Sequence[Run]) -> int:
+        return len(runs) if self.gate is None else sum(run.high - run.low for run in runs)
 
-    def _come_back(self, runs: Iterable[Run]) -> None:
-        for run in runs:
-            entry = self._unlease(run)
+    def _leased(self, runs: list[Run]) -> list[Run]:
+        """Runs are out on a lease now: one attempt more."""
+        for low, high, attempts in joined(runs):
+            for entry, start, stop in self.index.parts(low, high):
+                self.leased += stop - start
+                entry.leased += stop - start
+                entry.attempts.put(start, stop, attempts + 1)
+                entry.note(Entry(acklog.LEASED, start, stop, attempts + 1))
+                self.touched.add(entry.number)
+        return [Run(seq, frame, low, high, attempts + 1) for seq, frame, low, high, attempts in runs]
+
+    def _unlease(self, runs: Sequence[Run]) -> Iterator[tuple[Segment, int, int, int]]:
+        """Runs are no longer out; their numbers by segments, with their attempts."""
+        for low, high, attempts in joined(runs):
+            for entry, start, stop in self.index.parts(low, high):
+                self.leased -= stop - start
+                entry.leased -= stop - start
+                yield entry, start, stop, attempts
+
+    def _come_back(self, runs: Sequence[Run]) -> None:
+        for entry, low, high, attempts in self._unlease(runs):
             # Fewer than were noted, if this lease was no attempt.
-            entry.attempts.put(run.seq, run.end, run.attempts)
+            entry.attempts.put(low, high, attempts)
 
     def drop(self, runs: list[Run], reason: str) -> int:
         """Records go for this reason; how many."""
@@ -460,9 +473,9 @@ class QueueState:
         if due is None:
             self._ready(runs)
         else:
-            for run in runs:
-                # Without its payloads: a delay may be long, and there may be many.
-                self.index.delay(due, run.seq, run.end)
+            for low, high, _ in joined(runs):
+                # Without their payloads: a delay may be long, and there may be many.
+                self.index.delay(due, low, high)
 
     def undo(self, runs: list[Run]) -> None:
         """A lease that never reached its caller: its records are as they were."""
@@ -532,18 +545,19 @@ class QueueState:
 
     def _settle_leased(self, runs: list[Run]) -> int:
         count = 0
-        for run in runs:
-            count += self.settle_range(self._unlease(run), acklog.ACKED, run.seq, run.end)
+        for entry, low, high, _ in self._unlease(runs):
+            count += self.settle_range(entry, acklog.ACKED, low, high)
         if self.gate is not None:
             self.release((run.seq, run.end) for run in runs)
         return count
 
     def settle(self, kind: int, runs: list[Run]) -> int:
         """Records are done for this reason; how many were not done before."""
-        count = 0
-        for run in runs:
-            count += self.settle_range(self.index.of(run.seq), kind, run.seq, run.end)
-        return count
+        return sum(
+            self.settle_range(entry, kind, start, stop)
+            for low, high, _ in joined(runs)
+            for entry, start, stop in self.index.parts(low, high)
+        )
 
     def settle_range(self, entry: Segment, kind: int, low: int, high: int) -> int:
         """The same for a range of one segment."""

@@ -63,6 +63,16 @@ class RangeMap:
     def __len__(self) -> int:
         return sum(len(chunk.lows) for chunk in self._chunks)
 
+    @property
+    def first(self) -> int | None:
+        """The lowest number that has a value."""
+        return self._chunks[0].lows[0] if self._chunks else None
+
+    @property
+    def end(self) -> int | None:
+        """One more than the highest."""
+        return self._tops[-1] if self._tops else None
+
     def extend(self, low: int, high: int, value: int) -> bool:
         """`put`, if it goes on where the last range ends, with the same value."""
         if not self._tops or self._tops[-1] != low:
@@ -221,6 +231,16 @@ class RangeSet:
 
     def __len__(self) -> int:
         return len(self._map)
+
+    @property
+    def first(self) -> int | None:
+        """The lowest number."""
+        return self._map.first
+
+    @property
+    def end(self) -> int | None:
+        """One more than the highest."""
+        return self._map.end
 
     def __contains__(self, value: int) -> bool:
         return self._map.get(value) > 0

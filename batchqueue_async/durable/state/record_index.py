@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 1_000
 # Records that are closer on the disk than this are read together, with what is between them.
 _GAP = 16 << 10
+_RANGES = 256
 
 
 class Stretch(NamedTuple):
@@ -79,23 +80,20 @@ class RecordIndex:
                 return self._order[place]
         return None
 
-    def of(self, seq: int) -> Segment:
-        """The same of a record that is known to be there: it is not settled."""
-        entry = self.at(seq)
-        if entry is None:
-            raise RuntimeError(f"record {seq} is in no segment: this is a bug")
-        return entry
-
     def parts(self, low: int, high: int) -> Iterator[tuple[Segment, int, int]]:
         """[low, high) by segments; what no segment holds is left out."""
+        firsts = self._firsts
         while low < high:
+            place = bisect_right(firsts, low)
+            entry = self._order[place - 1] if place else None
+            if entry is not None and high <= entry.end and (place == len(firsts) or high <= firsts[place]):
+                yield entry, low, high  # the usual case: all of it is in one
+                return
             entry = self.at(low)
             if entry is None:
-                place = bisect_right(self._firsts, low)
-                low = self._firsts[place] if place < len(self._firsts) else high
+                low = firsts[place] if place < len(firsts) else high
                 continue
-            place = bisect_right(self._firsts, low)
-            stop = min(high, entry.end, *self._firsts[place : place + 1])
+            stop = min(high, entry.end, *firsts[place : place + 1])
             yield entry, low, stop
             low = stop
 
@@ -184,11 +182,11 @@ class RecordIndex:
 
     def first_returned(self) -> int | None:
         """The lowest number that is to be read and delivered again."""
-        return next(iter(self._by_number[self._returned_in[0]].returned))[0] if self._returned_in else None
+        return self._by_number[self._returned_in[0]].returned.first if self._returned_in else None
 
     def last_returned(self) -> int | None:
         """One more than the highest such number."""
-        return next(reversed(self._by_number[self._returned_in[-1]].returned))[1] if self._returned_in else None
+        return self._by_number[self._returned_in[-1]].returned.end if self._returned_in else None
 
     def oldest(self) -> tuple[Segment, int, int] | None:
         """The oldest records that wait on the disk, delayed or given back, as far as they are in one range."""
@@ -218,11 +216,12 @@ class RecordIndex:
         low, high = next(ranges)
         low, high = entry.cut(low, high, size, newest_first=newest_first)
         start, end, least = entry.near(low, high)
-        for next_low, next_high in ranges:
+        for count, (next_low, next_high) in enumerate(ranges, 1):
             place = entry.near(next_low, next_high)
             apart = start - place[1] if newest_first else place[0] - end
             total = end - place[0] if newest_first else place[1] - start
-            if apart > _GAP or total > size:
+            # Of many ranges no more in one step, unless they are in what is read anyway.
+            if apart > _GAP or total > size or (count >= _RANGES and apart >= 0):
                 break
             if newest_first:
                 low, start, least = next_low, place[0], place[2]
