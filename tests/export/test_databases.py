@@ -9,14 +9,14 @@ from itertools import count
 
 import pytest
 from kafka_tools import create, read
-from outage_kit import LIMIT, arrived, config, outage
+from outage_kit import LIMIT, arrived, config, drained, outage
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.kafka import KafkaSink
 from batchqueue_async.sinks.postgres import PostgresSink
 from batchqueue_async.testing import FaultProxy
 
-pytestmark = [pytest.mark.real_time, pytest.mark.timeout(3 * LIMIT)]
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(6 * LIMIT)]
 
 _names = count()
 
@@ -102,7 +102,7 @@ class TestServersAreKilled:
                 await grown(exporter, "retries")
                 await asyncio.to_thread(server.start)
             over.set()
-            await exporter.flush(timeout=LIMIT)
+            await drained(exporter)
             stats = exporter.stats()
         assert (stats.accepted, stats.dead_lettered, stats.dropped_after) == (stats.delivered, 0, 0)
         return next(numbers)

@@ -26,7 +26,7 @@ from batchqueue_async.sinks.otlp.request import SIGNALS
 from batchqueue_async.sinks.redis import RedisSink
 from batchqueue_async.testing import FaultProxy
 
-pytestmark = [pytest.mark.real_time, pytest.mark.timeout(3 * LIMIT)]
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(6 * LIMIT)]
 
 QUICK = {"timeout": 0.5, "connect_timeout": 0.5}
 
