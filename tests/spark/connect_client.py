@@ -28,6 +28,17 @@ def select(path: Path) -> list[int]:
         return [value for (value,) in database.execute("SELECT value FROM rows ORDER BY value")]
 
 
+def started(writer):
+    """Start a query, again where a busy machine takes longer than Spark's fixed ten seconds to start its worker."""
+    for _ in range(20):
+        try:
+            return writer.start()
+        except Exception as error:
+            if "while waiting for the Python worker to connect back" not in str(error):
+                raise
+    raise TimeoutError("no Python worker of the query came up in 20 attempts")
+
+
 class Client:
     def __init__(self, url: str, home: Path) -> None:
         self.spark = SparkSession.builder.remote(url).getOrCreate()
@@ -40,7 +51,7 @@ class Client:
     def run(self, writer, name, rows):
         """Run a query until so many rows are in NAME.db, or until it fails."""
         path = self.home / f"{name}.db"
-        query = writer.option("checkpointLocation", str(self.home / name)).start()
+        query = started(writer.option("checkpointLocation", str(self.home / name)))
         error = ""
         try:
             while len(select(path)) < rows and not query.awaitTermination(0.2):
