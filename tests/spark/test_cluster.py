@@ -94,7 +94,11 @@ def point_of(home):
 
 
 AMID, BETWEEN_COMMITS = "amid a batch", "between the sink's commit and Spark's"
-LEFT_BY = {step: {AMID} for step in STEPS} | {"committing": {AMID, BETWEEN_COMMITS}, "committed": {BETWEEN_COMMITS}}
+LEFT_BY = {step: {AMID} for step in STEPS} | {
+    "begun": {AMID, BETWEEN_COMMITS},  # a repeated batch begins one to ask whether the next batch is in
+    "committing": {AMID, BETWEEN_COMMITS},
+    "committed": {BETWEEN_COMMITS},
+}
 """What a kill at a step leaves of the batch that took it."""
 
 
