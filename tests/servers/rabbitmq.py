@@ -19,7 +19,7 @@ class RabbitServer(Server):
     name = "rabbitmq"
     start_timeout = 180.0
 
-    def __init__(self, certificate: tuple[Path, Path]) -> None:
+    def __init__(self, certificate: tuple[Path, Path] | None) -> None:
         super().__init__()
         self.certificate = certificate
         self.tls_port = free_port()
@@ -28,11 +28,15 @@ class RabbitServer(Server):
         # Debian's command on the PATH wants to become the user rabbitmq; the one behind it does not care.
         apt_program("rabbitmq-server", "rabbitmq-server", "/usr/sbin")
         (self.directory / "enabled_plugins").write_text("[].")
+        tls = ""
+        if self.certificate is not None:
+            tls = (
+                f"listeners.ssl.1 = {HOST}:{self.tls_port}\nssl_options.verify = verify_none\n"
+                f"ssl_options.certfile = {self.certificate[0]}\nssl_options.keyfile = {self.certificate[1]}\n"
+                f"ssl_options.cacertfile = {self.certificate[0]}\n"
+            )
         (self.directory / "rabbitmq.conf").write_text(
-            f"listeners.tcp.1 = {self.address}\nmax_message_size = 1000000\nloopback_users = none\n"
-            f"listeners.ssl.1 = {HOST}:{self.tls_port}\nssl_options.verify = verify_none\n"
-            f"ssl_options.certfile = {self.certificate[0]}\nssl_options.keyfile = {self.certificate[1]}\n"
-            f"ssl_options.cacertfile = {self.certificate[0]}\n"
+            f"listeners.tcp.1 = {self.address}\nmax_message_size = 1000000\nloopback_users = none\n{tls}"
             "log.console = false\nlog.file.level = warning\nvm_memory_high_watermark.absolute = 512MB\n"
         )
         self.epmd_port, self.distribution_port = free_port(), free_port()

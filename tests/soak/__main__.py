@@ -3,9 +3,9 @@
 python -m tests.soak --minutes 10 --seed 1 --out bench-results/soak
 
 A queue takes numbered events from coroutines and from threads and passes them to an exporter with a directory for each
-server: PostgreSQL, Redis, and Kafka with a consumer that reads them back. Each server is killed and started again, or
-put to sleep, at times that the seed decides. In the end every event has to be everywhere, and memory must not have
-grown by more than a megabyte a minute. The exit status is 0 if both hold.
+server: PostgreSQL, Redis, Kafka and NATS JetStream, all read back in the end; RabbitMQ by `--servers`. Each of them
+is killed and started again, or put to sleep, at times that the seed decides. In the end every event has to be
+everywhere, and memory must not have grown by more than a megabyte a minute. The exit status is 0 if both hold.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import platform
 import random
@@ -28,15 +29,10 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "support")]
 
 from servers import base
-from servers.kafka import Kafka
-from servers.postgres import Postgres
-from servers.redis import RedisServer
 
 import batchqueue_async as bq
-from batchqueue_async.sinks.kafka import KafkaSink
-from batchqueue_async.sinks.postgres import PostgresSink
-from batchqueue_async.sinks.redis import RedisSink
 
+from .destinations import KINDS, Destination, start
 from .report import slope, write_report
 
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
@@ -44,7 +40,6 @@ SLOPE_LIMIT = 1.0
 """Megabytes per minute by which memory may grow."""
 SETTLED = 0.3
 """The share of the run that comes before the memory is judged: caches fill, files are opened."""
-TOPIC = "soak"
 
 
 @dataclass
@@ -69,9 +64,9 @@ class Verdict:
 class Soak:
     """One run."""
 
-    def __init__(self, options: argparse.Namespace, servers: dict[str, base.Server], directory: Path) -> None:
+    def __init__(self, options: argparse.Namespace, destinations: dict[str, Destination], directory: Path) -> None:
         self.options = options
-        self.servers = servers
+        self.destinations = destinations
         self.directory = directory
         self.verdict = Verdict(options.seed, options.minutes)
         self.random = random.Random(options.seed)
@@ -84,17 +79,6 @@ class Soak:
     def now(self) -> float:
         return time.monotonic() - self.began
 
-    def sinks(self) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for name, server in self.servers.items():
-            if isinstance(server, Postgres):
-                found[name] = PostgresSink(server.dsn, "soak", upsert_on=["n"])
-            elif isinstance(server, RedisServer):
-                found[name] = RedisSink(f"redis://{server.address}", stream="soak", rows=True)
-            else:
-                found[name] = KafkaSink(server.address, topic=TOPIC, value=lambda row: str(row["n"]).encode())
-        return found
-
     async def run(self) -> Verdict:
         config = bq.ExportConfig(
             overflow="block",
@@ -105,9 +89,13 @@ class Soak:
             drain_timeout=120.0,
         )
         exporters = {
-            name: bq.Exporter(sink, bq.ExportConfig(**_fields(config) | {"path": self.directory / name}), name=name)
-            for name, sink in self.sinks().items()
+            name: bq.Exporter(
+                each.sink(), bq.ExportConfig(**_fields(config) | {"path": self.directory / name}), name=name
+            )
+            for name, each in self.destinations.items()
         }
+        for each in self.destinations.values():
+            await each.prepare()
         async with bq.BatchQueueManager() as manager:
             for exporter in exporters.values():
                 await exporter.__aenter__()
@@ -118,7 +106,9 @@ class Soak:
             bridges = [queue.bridge() for queue in queues]
             thread = threading.Thread(target=self.produce_from_a_thread, args=(bridges,), daemon=True)
             thread.start()
-            tasks = [asyncio.create_task(each) for each in (self.sample(exporters), *map(self.break_it, self.servers))]
+            tasks = [
+                asyncio.create_task(each) for each in (self.sample(exporters), *map(self.break_it, self.destinations))
+            ]
             await self.produce(queues)
             self.ended.set()
             await asyncio.to_thread(thread.join)
@@ -129,7 +119,7 @@ class Soak:
                 await exporter.flush(timeout=120.0)
                 await exporter.shutdown()
                 print(f"{name}: {exporter.stats().accepted:,} accepted, {exporter.stats().delivered:,} delivered")
-        await asyncio.to_thread(self.judge)
+        await self.judge()
         return self.verdict
 
     def next_number(self) -> int:
@@ -156,7 +146,7 @@ class Soak:
     async def break_it(self, name: str) -> None:
         """Faults of one server, from the seed and its name alone."""
         chance = random.Random(f"{self.options.seed} {name}")
-        server = self.servers[name]
+        server: base.Server = self.destinations[name].server
         end = self.options.minutes * 60
         while True:
             wait = chance.uniform(3.0, 12.0) * min(1.0, self.options.minutes)
@@ -187,39 +177,14 @@ class Soak:
             self.verdict.samples.append(sample)
             await asyncio.sleep(0.5)
 
-    def judge(self) -> None:
+    async def judge(self) -> None:
         """Look for every number at every destination."""
-        for name, server in self.servers.items():
-            found = self.found_at(server)
+        for name, destination in self.destinations.items():
+            found = await destination.numbers()
             self.verdict.lost[name] = len(set(range(self.verdict.accepted)) - set(found))
             self.verdict.repeated[name] = len(found) - len(set(found))
         settled = [each for each in self.verdict.samples if each["t"] > SETTLED * self.options.minutes * 60]
         self.verdict.memory_slope = slope([(each["t"] / 60, each["rss"]) for each in settled])
-
-    def found_at(self, server: base.Server) -> list[int]:
-        if isinstance(server, Postgres):
-            return [int(line) for line in server.sql("SELECT n FROM soak")]
-        if isinstance(server, RedisServer):
-            return asyncio.run(_in_redis(server))
-        return asyncio.run(_in_kafka(server))
-
-
-async def _in_redis(server: RedisServer) -> list[int]:
-    import redis.asyncio
-
-    async with redis.asyncio.Redis.from_url(f"redis://{server.address}", socket_timeout=60) as client:
-        found: list[int] = []
-        last = "-"
-        while entries := await client.xrange("soak", min=last, count=10_000):
-            found += [int(fields[b"n"]) for _, fields in entries]
-            last = f"({entries[-1][0].decode()}"
-        return found
-
-
-async def _in_kafka(server: base.Server) -> list[int]:
-    from kafka_tools import read
-
-    return [int(message.value) for message in await read(server, TOPIC)]
 
 
 def _fields(config: bq.ExportConfig) -> dict[str, object]:
@@ -238,33 +203,25 @@ def _signal(pid: int, number: int) -> None:
         pass
 
 
-def start(names: list[str], servers: dict[str, base.Server]) -> None:
-    """Start the servers; those that are up are in `servers` even where the next one fails."""
-    for name in names:
-        servers[name] = {"postgres": Postgres, "redis": RedisServer, "kafka": Kafka}[name]()
-        servers[name].start()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=500.0, help="events per second")
-    parser.add_argument("--servers", default="postgres,redis,kafka", help="which of them (%(default)s)")
+    parser.add_argument(
+        "--servers", default="postgres,redis,kafka,nats", help=f"some of {', '.join(KINDS)} (%(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=Path("bench-results/soak"))
     options = parser.parse_args()
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # a line for each refused connection
     directory = Path(tempfile.mkdtemp(prefix="soak-"))
-    servers: dict[str, base.Server] = {}
+    destinations: dict[str, Destination] = {}
     try:
-        start(options.servers.split(","), servers)
-        if "kafka" in servers:
-            from kafka_tools import create
-
-            asyncio.run(create(servers["kafka"], TOPIC))
-        verdict = asyncio.run(Soak(options, servers, directory).run())
+        start(options.servers.split(","), destinations)
+        verdict = asyncio.run(Soak(options, destinations, directory).run())
     finally:
-        for server in servers.values():
-            server.dispose()
+        for each in destinations.values():
+            each.server.dispose()
         shutil.rmtree(directory, ignore_errors=True)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "soak.json").write_text(json.dumps(asdict(verdict) | {"passed": verdict.passed}, indent=1))
