@@ -80,12 +80,17 @@ constraints: $(STAMP) ## pin what the dependencies resolve to, in examples/deplo
 	$(BIN)/python .ci/dependencies.py constraints
 
 .PHONY: test-lowest
-test-lowest: $(STAMP) ## the core's tests with every dependency at its lower bound
+test-lowest: $(STAMP) ## tests of the core, exporters, sinks and consumers with every dependency at its lower bound
 	$(BIN)/python .ci/dependencies.py lowest $(TESTS)
 
 .PHONY: test-newest
-test-newest: $(STAMP) ## the core's tests with the newest of every dependency
+test-newest: $(STAMP) ## the same with the newest of every dependency
 	$(BIN)/python .ci/dependencies.py newest $(TESTS)
+
+.PHONY: quick-starts
+quick-starts: ## run each quick start in a fresh environment, and print its seconds; PAGES="threads otlp"
+	@$(CHECK_PYTHON)
+	@$(PYTHON) .ci/quick_starts.py $(PAGES)
 
 .PHONY: sbom
 sbom: $(STAMP) ## a bill of materials of the pinned dependencies, CycloneDX, into dist/sbom.json
