@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from batchqueue_async._support import forks
+from batchqueue_async._support.locked import guarded, locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,24 +83,23 @@ class Registry:
         self._lock = threading.RLock()
         self._things = {}
 
+    @locked
     def add(self, kind: Kind, thing: Observable) -> None:
         """Let a thing be found until it is collected or removed."""
-        with self._lock:
-            self._numbers += 1
-            number = self._numbers
-            self._things[number] = (kind, weakref.ref(thing, lambda _: self._things.pop(number, None)))
+        self._numbers += 1
+        number = self._numbers
+        self._things[number] = (kind, weakref.ref(thing, lambda _: self._things.pop(number, None)))
 
+    @locked
     def remove(self, thing: Observable) -> None:
         """Let a thing be found no more; for one that has ended and is still referred to."""
-        with self._lock:
-            for number, (_, reference) in self._things.copy().items():
-                if reference() is thing:
-                    self._things.pop(number, None)
+        for number, (_, reference) in self._things.copy().items():
+            if reference() is thing:
+                self._things.pop(number, None)
 
     def all(self, kind: Kind | None = None) -> list[Registered]:
         """What is alive now, in the order in which it came; of one kind, or of every."""
-        with self._lock:
-            held = self._things.copy().values()
+        held = guarded(self._lock, self._things.copy).values()
         found: list[Registered] = []
         for each, reference in held:
             thing = reference()

@@ -26,6 +26,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._native import Share
+from batchqueue_async._support.locked import guarded
 from batchqueue_async.bridge.held_loops import held_loops
 from batchqueue_async.queue.waiters import Waiter
 
@@ -145,8 +146,7 @@ _pauses_lock = threading.RLock()
 
 def pause_of(loop: asyncio.AbstractEventLoop) -> LoopPause:
     """The pauses of a loop, the same for all its queues."""
-    with _pauses_lock:
-        return _pauses.setdefault(loop, LoopPause())
+    return guarded(_pauses_lock, _pauses.setdefault, loop, LoopPause())
 
 
 class _LoopStandIn(Waiter):

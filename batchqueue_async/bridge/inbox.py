@@ -183,10 +183,8 @@ class ThreadInbox(Inbox, Generic[T]):
             )
 
     def guarded(self, step: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
-        """Take a step under the lock, which no interrupt leaves locked.
+        """Take a step under the lock, which no interrupt leaves locked, as `locked.guarded` does, without its look-ups.
 
-        `with` would not do: from Python 3.14 on an interrupt may come between the taking of the lock and the block
-        (cpython #148874), and in 3.13 one at the end of a loop's turn leaves the block without its exit (#130279).
         Nothing that can be interrupted stands between the end of the step, or its error, and `release`.
         """
         release = self.release

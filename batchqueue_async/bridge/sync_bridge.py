@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from batchqueue_async._support import forks
 from batchqueue_async._support.checks import check_timeout
+from batchqueue_async._support.locked import guarded, locked
 from batchqueue_async._support.registry import everything
 from batchqueue_async.bridge.stats import BridgeStats
 from batchqueue_async.bridge.sync_queue import SyncQueue, as_coroutine
@@ -100,10 +101,22 @@ class SyncBridge:
             raise QueueClosedError(f"{self.name} is closed; make a new SyncBridge")
 
     def _scheduler(self) -> Scheduler:
+        self._check()  # in a forked child the lock may be another thread's
+        return guarded(self._lock, self._checked_start)
+
+    def _checked_start(self) -> Scheduler:
         self._check()
-        with self._lock:
-            self._check()
-            return self._start()
+        return self._start()
+
+    @locked
+    def _begin_close(self) -> Scheduler | None:
+        home = self._home
+        if home is not None and home.is_current:
+            raise DeadlockError(
+                f"{self.name}: close was called on the bridge's own thread, which it would end; close it elsewhere"
+            )
+        self._closed = True
+        return home
 
     def _start(self) -> Scheduler:
         if self._home is None or not self._home.running:
@@ -170,13 +183,7 @@ class SyncBridge:
         check_timeout(f"{self.name}: close", timeout)
         if self._forked:
             return {}
-        with self._lock:
-            home = self._home
-            if home is not None and home.is_current:
-                raise DeadlockError(
-                    f"{self.name}: close was called on the bridge's own thread, which it would end; close it elsewhere"
-                )
-            self._closed = True
+        home = self._begin_close()
         everything.remove(self)
         mine = [queue for queue in self._manager.queues() if home is not None and queue.loop is home.loop]
         return self._manager.shutdown_all_from_thread(

@@ -9,9 +9,10 @@ import time
 import weakref
 from collections import deque
 from sys import _current_frames  # documented, for all its name  # pyright: ignore[reportPrivateUsage]
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from batchqueue_async._support import forks, log
+from batchqueue_async._support.locked import locked
 from batchqueue_async._support.log import describe
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ def _place(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
+_Watched: TypeAlias = "tuple[int, Pulse, list[ThreadInbox[Any]]]"
+
+
 class Watchdog:
     """Looks after the loops of all queues that have a bridge; its thread runs only while there is one."""
 
@@ -99,19 +103,19 @@ class Watchdog:
         self._lock = threading.RLock()
         forks.watch(self)
 
+    @locked
     def watch(self, inbox: ThreadInbox[Any]) -> None:
         """Look after the loop of an inbox's queue."""
-        with self._lock:
-            pulse = self._pulses.get(id(inbox.loop))
-            if pulse is None or pulse.loop is not inbox.loop:
-                pulse = self._pulses[id(inbox.loop)] = Pulse(inbox.loop)
-            pulse.inboxes.add(inbox)
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="batchqueue-watchdog", daemon=True)
-                # From Python 3.12 on no thread starts once the interpreter shuts down; a queue can do without.
-                with contextlib.suppress(RuntimeError):
-                    thread.start()
-                    self._thread = thread
+        pulse = self._pulses.get(id(inbox.loop))
+        if pulse is None or pulse.loop is not inbox.loop:
+            pulse = self._pulses[id(inbox.loop)] = Pulse(inbox.loop)
+        pulse.inboxes.add(inbox)
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="batchqueue-watchdog", daemon=True)
+            # From Python 3.12 on no thread starts once the interpreter shuts down; a queue can do without.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
 
     def watches(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether the loop is looked after."""
@@ -128,37 +132,41 @@ class Watchdog:
         return {} if pulse is None else pulse.suspect(self._inboxes(pulse))
 
     def _pulse(self, loop: asyncio.AbstractEventLoop) -> Pulse | None:
-        with self._lock:
-            pulse = self._pulses.get(id(loop))
+        pulse = self._pulses.get(id(loop))
         return pulse if pulse is not None and pulse.loop is loop else None
 
+    @locked
     def _inboxes(self, pulse: Pulse) -> list[ThreadInbox[Any]]:
-        with self._lock:
-            return list(pulse.inboxes)
+        return list(pulse.inboxes)
 
     def _run(self) -> None:
         while True:
             time.sleep(INTERVAL)
-            with self._lock:
-                pulses = [(key, pulse, list(pulse.inboxes)) for key, pulse in self._pulses.items()]
-                ended = [entry for entry in pulses if entry[1].loop.is_closed()]
-                beating = [entry for entry in pulses if entry not in ended and not all(one.closed for one in entry[2])]
-                self._pulses = {key: pulse for key, pulse, _ in beating}
-                if not beating:
-                    self._thread = None
+            ended, beating = self._sort()
             try:
                 self._look(ended, beating)
             except Exception as error:  # noqa: BLE001 - the watchdog goes on for all other loops
                 log.error("watchdog_failed", **describe(error))
-            del pulses, ended  # what has ended is not kept until the next look
+            del ended  # what has ended is not kept until the next look
             if not beating:
                 return
             del beating
 
+    @locked
+    def _sort(self) -> tuple[list[_Watched], list[_Watched]]:
+        """The loops that have ended, which are forgotten, and those to look after; without any the thread ends."""
+        pulses = [(key, pulse, list(pulse.inboxes)) for key, pulse in self._pulses.items()]
+        ended = [entry for entry in pulses if entry[1].loop.is_closed()]
+        beating = [entry for entry in pulses if entry not in ended and not all(one.closed for one in entry[2])]
+        self._pulses = {key: pulse for key, pulse, _ in beating}
+        if not beating:
+            self._thread = None
+        return ended, beating
+
     def _look(
         self,
-        ended: list[tuple[int, Pulse, list[ThreadInbox[Any]]]],
-        beating: list[tuple[int, Pulse, list[ThreadInbox[Any]]]],
+        ended: list[_Watched],
+        beating: list[_Watched],
     ) -> None:
         for _, _, inboxes in ended:
             for inbox in inboxes:

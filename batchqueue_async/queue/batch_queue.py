@@ -19,6 +19,7 @@ from batchqueue_async._native import Entrance, compiled
 from batchqueue_async._support import forks, log
 from batchqueue_async._support.checks import check_timeout
 from batchqueue_async._support.home_loop import HomeLoop, running_loop
+from batchqueue_async._support.locked import guarded
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.registry import everything
 from batchqueue_async.config import (
@@ -579,12 +580,16 @@ class BatchQueue(Entrance, Generic[T]):
 
         if self._home.forked:
             raise self._home.error("bridge")
-        with self._bridge_lock:
+
+        def make() -> SyncQueue[T]:
             made = self._bridge or SyncQueue(self)
             if self._bridge is None:  # a signal handler of this thread may have asked for one meanwhile
                 self._bridge = made
-        self._bridge.meet()
-        return self._bridge
+            return self._bridge
+
+        bridge = guarded(self._bridge_lock, make)
+        bridge.meet()
+        return bridge
 
     def reconfigure(self, config: QueueConfig[T]) -> None:
         """Change `max_batch`, `linger`, `handler_timeout`, `retry`, `drain_timeout` while the queue runs.

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchqueue_async._support import forks
 from batchqueue_async._support.home_loop import running_loop
+from batchqueue_async._support.locked import guarded, locked
 from batchqueue_async.queue.round import current_round
 
 if TYPE_CHECKING:
@@ -169,37 +170,35 @@ class WaitRegistry:
     ) -> BlockedWait:
         """A handler call of the drain task waits from now on, until `finish`; `any_thread` may call `end`."""
         wait = BlockedWait(self, drain, needs, end, None if any_thread else running_loop())
-        with self._lock:
-            drain.waits.add(wait)
+        guarded(self._lock, drain.waits.add, wait)
         return wait
 
     def finish(self, wait: BlockedWait) -> None:
         """The wait is over."""
-        with self._lock:
-            wait.drain.waits.remove(wait)
+        guarded(self._lock, wait.drain.waits.remove, wait)
 
+    @locked
     def find_cycle(self, drain: DrainTask[Any]) -> list[DrainTask[Any]]:
         """Those who, with the drain task, wait for each other in a circle that nothing can open; empty if none."""
-        with self._lock:
-            stuck = _stuck(drain)
-            for _ in range(LOOKS):
-                if all(other.loop is drain.loop for other in stuck):
-                    return list(stuck)
-                before, stuck = stuck, _stuck(drain)
-                if stuck == before:
-                    return list(stuck)
+        stuck = _stuck(drain)
+        for _ in range(LOOKS):
+            if all(other.loop is drain.loop for other in stuck):
+                return list(stuck)
+            before, stuck = stuck, _stuck(drain)
+            if stuck == before:
+                return list(stuck)
         return []
 
     def break_circles(self, drain: DrainTask[Any]) -> None:
         """As long as the drain task's wait closes a circle, end one wait of the circle with a `DeadlockError`."""
         # One may not be enough: who waits for several partitions at once may be in several circles.
-        while True:
-            with self._lock:
-                circle = self.find_cycle(drain)
-                breakable = [wait for other in circle for wait in other.waits.all() if wait.breakable]
-            if not breakable:
-                return
+        while breakable := self._breakable(drain):
             breakable[0].end()
+
+    @locked
+    def _breakable(self, drain: DrainTask[Any]) -> list[BlockedWait]:
+        circle = self.find_cycle(drain)
+        return [wait for other in circle for wait in other.waits.all() if wait.breakable]
 
 
 def _stuck(drain: DrainTask[Any]) -> dict[DrainTask[Any], tuple[list[BlockedWait], Needs]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from batchqueue_async._native import group_by_type, one_type, put_run
 from batchqueue_async._support import log
+from batchqueue_async._support.locked import locked
 from batchqueue_async._support.log import describe
 from batchqueue_async.config import BufferStrategy
 from batchqueue_async.errors import DeadlockError
@@ -79,35 +80,35 @@ class RemoteOffer(Generic[T]):
         self.done = 0
         self._withdrawn = False
         self._tell: Callable[[], None] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def complete(self) -> bool:
         """Whether all items are in."""
         return self.done == len(self.items)
 
+    @locked
     def advance(self, step: Callable[[], int]) -> bool:
         """Put some in, on the queue's loop, and count them; False when the caller has withdrawn."""
-        with self._lock:
-            if self._withdrawn:
-                return False
-            self.done += step()
-            if self.complete and self._tell is not None:
-                self._tell()
-            return True
+        if self._withdrawn:
+            return False
+        self.done += step()
+        if self.complete and self._tell is not None:
+            self._tell()
+        return True
 
+    @locked
     def when_complete(self, tell: Callable[[], None]) -> None:
         """Have the caller told at once when everything is in: the loop may be a handler's for long, right after."""
-        with self._lock:
-            self._tell = tell
-            if self.complete:
-                tell()
+        self._tell = tell
+        if self.complete:
+            tell()
 
+    @locked
     def withdraw(self) -> int:
         """Let no more come in; how many have."""
-        with self._lock:
-            self._withdrawn = True
-            return self.done
+        self._withdrawn = True
+        return self.done
 
 
 class Intake(Generic[T]):

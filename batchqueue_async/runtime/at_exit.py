@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from batchqueue_async._support import forks, log
+from batchqueue_async._support.locked import locked
 from batchqueue_async._support.thread_flag import ThreadFlag
 from batchqueue_async.runtime.drain_order import DrainOrder
 from batchqueue_async.runtime.ending import LOOP_GRACE, end_in_thread
@@ -73,21 +74,28 @@ class ExitDrain:
         """Whether the thread for the exit runs."""
         return self._waiter is not None
 
+    @locked
     def add(self, manager: Drained) -> None:
         """Drain the manager's queues on background loops at the exit, unless `discard` is called before."""
-        with self._lock:
-            self._open.add(manager)
-            if self._waiter is None:
-                waiter = threading.Thread(target=self._wait_for_main, name="batchqueue-exit", daemon=False)
-                # From Python 3.12 on no thread starts once the interpreter shuts down: the second step has to do.
-                with contextlib.suppress(RuntimeError):
-                    waiter.start()
-                    self._waiter = waiter
+        self._open.add(manager)
+        if self._waiter is None:
+            waiter = threading.Thread(target=self._wait_for_main, name="batchqueue-exit", daemon=False)
+            # From Python 3.12 on no thread starts once the interpreter shuts down: the second step has to do.
+            with contextlib.suppress(RuntimeError):
+                waiter.start()
+                self._waiter = waiter
 
+    @locked
     def discard(self, manager: Drained) -> None:
         """Nothing is left to do for a manager."""
-        with self._lock:
-            self._open.discard(manager)
+        self._open.discard(manager)
+
+    @locked
+    def _is_done(self) -> bool:
+        """Whether the thread for the exit may end: then it is not there any more."""
+        if not self._open:
+            self._waiter = None
+        return self._waiter is None
 
     # -- the first step: as the main thread ends -----------------------------------------------------------------
 
@@ -95,10 +103,8 @@ class ExitDrain:
         main = threading.main_thread()
         while main.is_alive():
             main.join(GLANCE)
-            with self._lock:
-                if not self._open:
-                    self._waiter = None
-                    return
+            if self._is_done():
+                return
         begun = time.monotonic()
         queues, feeds = self._queues()
         self._handled_before = {queue: queue.counters.handled for queue in queues}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from batchqueue_async._support import forks, log
 from batchqueue_async._support.checks import check_timeout
+from batchqueue_async._support.locked import guarded, locked
 from batchqueue_async.config import QueueConfig
 from batchqueue_async.errors import ConfigError, DeadlockError, QueueExistsError
 from batchqueue_async.queue.batch_queue import BatchQueue
@@ -76,12 +77,12 @@ class BatchQueueManager:
             WrongLoopError: no event loop runs here, and the configuration names no scheduler.
         """
         wanted: QueueConfig[T] = config or QueueConfig()
-        with self._lock:
-            if self.find(name) is not None:
-                raise QueueExistsError(
-                    f"queue {name!r}: the name is taken; choose another, or share the queue with get_or_create"
-                )
-            return self._make(name, wanted)
+        queue, found = self._find_or_make(name, wanted)
+        if found:
+            raise QueueExistsError(
+                f"queue {name!r}: the name is taken; choose another, or share the queue with get_or_create"
+            )
+        return queue
 
     def get_or_create(self, name: str, config: QueueConfig[T] | None = None) -> BatchQueue[T]:
         """The queue of that name, made if there is none; the first configuration wins.
@@ -90,12 +91,16 @@ class BatchQueueManager:
             ConfigError: one of the two configurations has a single consumer and the other has not.
         """
         wanted: QueueConfig[T] = config or QueueConfig()
-        with self._lock:
-            queue = self.find(name)
-            if queue is None:
-                return self._make(name, wanted)
-        self._compare(queue, wanted)
+        queue, found = self._find_or_make(name, wanted)
+        if found:
+            self._compare(queue, wanted)
         return queue
+
+    @locked
+    def _find_or_make(self, name: str, config: QueueConfig[Any]) -> tuple[BatchQueue[Any], bool]:
+        """The queue, and whether there was one."""
+        queue = self.find(name)
+        return (self._make(name, config), False) if queue is None else (queue, True)
 
     def _make(self, name: str, config: QueueConfig[T]) -> BatchQueue[T]:
         config.validate(name)
@@ -172,10 +177,10 @@ class BatchQueueManager:
         """The shared scheduler of that name, or None if no queue has named it yet."""
         return self._schedulers.get(name)
 
+    @locked
     def queues(self) -> list[BatchQueue[Any]]:
         """All queues, in the order in which they were made."""
-        with self._lock:
-            return [queue for queue in self._queues.values() if not queue.forked]
+        return [queue for queue in self._queues.values() if not queue.forked]
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -202,13 +207,23 @@ class BatchQueueManager:
         if queue not in self._ending:
             self._forget([queue])
 
+    @locked
     def _forget(self, queues: Iterable[BatchQueue[Any]]) -> None:
         """Free the names of queues that are shut down."""
-        with self._lock:
-            for queue in queues:
-                self._ending.discard(queue)
-                if self._queues.get(queue.name) is queue:
-                    del self._queues[queue.name]
+        for queue in queues:
+            self._ending.discard(queue)
+            if self._queues.get(queue.name) is queue:
+                del self._queues[queue.name]
+
+    @locked
+    def _forget_schedulers(self, schedulers: Iterable[Scheduler]) -> None:
+        for scheduler in schedulers:
+            if self._schedulers.get(scheduler.name) is scheduler:
+                del self._schedulers[scheduler.name]
+
+    @locked
+    def _everything(self) -> tuple[list[BatchQueue[Any]], list[Scheduler]]:
+        return self.queues(), list(self._schedulers.values())
 
     async def shutdown_all(self, timeout: float | None = None) -> dict[str, ShutdownReport]:
         """End everything: gates close, queues drain, then the schedulers stop and the registries are cleared.
@@ -268,8 +283,7 @@ class BatchQueueManager:
         return self._finish_end(ending, schedulers, whole=only is None)
 
     def _begin_end(self) -> tuple[list[BatchQueue[Any]], list[Scheduler]]:
-        with self._lock:
-            queues, schedulers = self.queues(), list(self._schedulers.values())
+        queues, schedulers = self._everything()
         for scheduler in schedulers:
             if scheduler.is_current:
                 raise DeadlockError(
@@ -282,10 +296,7 @@ class BatchQueueManager:
         self, ending: Ending, schedulers: list[Scheduler], *, whole: bool = True
     ) -> dict[str, ShutdownReport]:
         self._forget(ending.reports)
-        with self._lock:
-            for scheduler in schedulers:
-                if self._schedulers.get(scheduler.name) is scheduler:
-                    del self._schedulers[scheduler.name]
+        self._forget_schedulers(schedulers)
         if whole:
             exit_drain.discard(self)
         return {queue.name: report for queue, report in ending.reports.items()}
@@ -327,8 +338,11 @@ def default_manager() -> BatchQueueManager:
         >>> default_manager() is default_manager()
         True
     """
+    return guarded(_default_lock, _find_or_make_default)
+
+
+def _find_or_make_default() -> BatchQueueManager:
     global _default  # noqa: PLW0603 - one for the process is what it is
-    with _default_lock:
-        if _default is None:
-            _default = BatchQueueManager()
-        return _default
+    if _default is None:
+        _default = BatchQueueManager()
+    return _default
