@@ -75,7 +75,9 @@ async def test_a_broker_that_is_killed_and_started_is_consumed_on(kafka):
         await loop.run_in_executor(None, kafka.start)
         await topic.send(100)
         await until(lambda: topic.complete, 90)
-    assert topic.twice <= 2 * PREFETCH
+    # All that was sent before: the client has read ahead, and what is handled while the broker is away can't be
+    # committed. One that is away longer than the group or the watch waits delivers it again.
+    assert topic.twice <= 200
     assert await topic.committed() == await topic.ends()
 
 
