@@ -294,8 +294,18 @@ class SqliteTransaction:
         await self._thread.run(self._table.insert, batch)
 
     async def try_send(self, batch: Sequence[Any]) -> None:
-        """Insert records; where the table refuses one, none of them is in, and the transaction goes on."""
-        await self._thread.run(self._try, batch)
+        """Insert records; where the table refuses one, none of them is in, and the transaction goes on.
+
+        Whatever has taken the place of `send` says what is refused.
+        """
+        save = self._table.savepoint()
+        await self._thread.run(save.__enter__)
+        try:
+            await self.send(batch)
+        except BaseException as error:
+            await self._thread.run(save.__exit__, type(error), error, error.__traceback__)
+            raise
+        await self._thread.run(save.__exit__, None, None, None)
 
     async def clear(self) -> None:
         """Remove all rows of the table; they are there for others until the commit."""
@@ -314,10 +324,6 @@ class SqliteTransaction:
                     await self._thread.run(self._table.rollback)
             finally:
                 self._end()
-
-    def _try(self, batch: Sequence[Any]) -> None:
-        with self._table.savepoint():
-            self._table.insert(batch)
 
     def _commit(self) -> None:
         self._table.note_delivered(self._key)
