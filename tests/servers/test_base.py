@@ -19,7 +19,8 @@ class Listener(base.Server):
         (self.directory / "data").write_text("kept")
 
     def command(self):
-        code = f"import socket, time; s = socket.create_server(('{base.HOST}', {self.port})); print('up', flush=True)"
+        # It says so first: it is killed as soon as it can be connected to.
+        code = f"import socket; print('up', flush=True); s = socket.create_server(('{base.HOST}', {self.port}))"
         return [sys.executable, "-c", code + "\nwhile True: s.accept()[0].close()"]
 
 
