@@ -44,7 +44,7 @@ def guarded(lock: _Lock, step: Callable[P, R], *arguments: P.args, **options: P.
     try:
         lock.acquire()
         result = step(*arguments, **options)
-    except BaseException:
+    except BaseException:  # an interrupt too: that is what this is for
         try:  # noqa: SIM105 - no further call may stand before the release
             release()
         except RuntimeError:

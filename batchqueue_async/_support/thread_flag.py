@@ -215,7 +215,7 @@ class SafeFuture(Future[R]):
     def _call(self, function: Callable[[Future[R]], object]) -> None:
         try:
             function(self)
-        except Exception:
+        except Exception:  # it is the callback's own: the others are called all the same
             logging.getLogger("concurrent.futures").exception("exception calling callback for %r", self)
 
     def result(self, timeout: float | None = None) -> R:

@@ -92,7 +92,7 @@ def _remembering(kind: type[Any]) -> type[Any]:
     a loop that ends first has it left on its hands.
     """
 
-    class Connection(kind):  # type: ignore[misc]
+    class Connection(kind):  # type: ignore[misc]  # a class that is known when the client is there
         closing: ClassVar[dict[asyncio.Task[None], asyncio.StreamWriter]] = {}
 
         async def disconnect(self, *arguments: Any, **options: Any) -> None:
@@ -130,7 +130,7 @@ class _Opening:
             self._check()
             await connection.on_connect()
             self._check()
-        except BaseException:
+        except BaseException:  # a cancellation too: nobody else knows the connection yet
             await connection.disconnect(nowait=True)
             raise
 

@@ -302,7 +302,7 @@ class SqliteTransaction:
         await self._thread.run(save.__enter__)
         try:
             await self.send(batch)
-        except BaseException as error:
+        except BaseException as error:  # a cancellation too: the savepoint must not stay open
             await self._thread.run(save.__exit__, type(error), error, error.__traceback__)
             raise
         await self._thread.run(save.__exit__, None, None, None)

@@ -179,7 +179,7 @@ class Table:
             self.connection.execute("SAVEPOINT batchqueue")
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # a cancellation too: what is done inside is done whole
             if not self.connection.in_transaction:  # another savepoint would begin one, and commit it
                 raise ConfigError(
                     f"SQLite sink {str(self.path)!r}: a constraint of table {self.name!r} is ON CONFLICT ROLLBACK, and "
