@@ -99,6 +99,18 @@ set_slots(PartitionFields *self, Countdown *slots)
     }
 }
 
+/* The countdown for the places of a partition that has none free: that of its last round, which `take_whole` has ended,
+ * so that its lanes have it already; or a new one. */
+static Countdown *
+own_slots(PartitionFields *self)
+{
+    Countdown *slots = countdown_of(&self->place);
+    if (slots != NULL && slots != no_slots && slots->left == 0) {
+        return (Countdown *)Py_NewRef((PyObject *)slots);
+    }
+    return PyObject_New(Countdown, &CountdownType);
+}
+
 /* DrainTask.on_ready, for a partition that is not lingering: 1 if it is listed now, 0 for the Python, -1. */
 static int
 list_partition(DrainFields *drain, PyObject *partition)
@@ -138,7 +150,7 @@ put_first(PyObject *into, PyObject *item)
     DrainFields *drain = drain_of(partition);
     if (drain != NULL && lists_at_once(drain) > 0) {
         now = time_of(drain);
-        slots = now == NULL ? NULL : PyObject_New(Countdown, &CountdownType);
+        slots = now == NULL ? NULL : own_slots(partition);
     }
     if (slots != NULL) {
         int is_lane = into != (PyObject *)partition;
@@ -157,15 +169,17 @@ put_first(PyObject *into, PyObject *item)
                 PyErr_Restore(type, value, traceback);
             }
             if (put > 0) {
+                Py_ssize_t before = countdown_of(&partition->place)->left;
                 slots->left = partition->capacity - partition->held - 1;
                 partition->listed = 1;
                 if (partition->lanes != NULL && partition->lanes != Py_None) {
-                    Py_ssize_t before = countdown_of(&partition->place)->left;
                     partition->in_lanes += is_lane + partition->armed - before;
                     partition->armed = slots->left;
                 }
                 Py_XSETREF(partition->since, Py_NewRef(now));
-                set_slots(partition, slots);
+                if (partition->place.fast_slots != (PyObject *)slots) {
+                    set_slots(partition, slots);
+                }
             }
         }
         Py_XDECREF(still);
@@ -306,6 +320,73 @@ list_retire(PyObject *list)
     }
 }
 
+/* A list of its own for a handler: the same items. */
+static PyObject *
+list_copy(PyObject *items)
+{
+    Py_ssize_t count = PyList_GET_SIZE(items);
+    PyObject *copy = count <= KEPT_PLACES ? list_new() : PyList_New(0);
+    if (copy == NULL) {
+        return NULL;
+    }
+    if (((PyListObject *)copy)->allocated < count) {
+        if (PyList_SetSlice(copy, 0, 0, items) < 0) {
+            Py_CLEAR(copy);
+        }
+        return copy;
+    }
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyList_SET_ITEM(copy, index, Py_NewRef(PyList_GET_ITEM(items, index)));
+    }
+    Py_SET_SIZE(copy, count);
+    return copy;
+}
+
+/* `list_retire` for a short list and the copy of it that a handler had: each item is touched once. */
+static void
+lists_retire(PyObject *list, PyObject *copy)
+{
+    Py_ssize_t last = PyList_GET_SIZE(list);
+    if (last <= KEPT_PLACES && ((PyListObject *)list)->allocated <= KEPT_PLACES) {
+        while (last > 0 && Py_REFCNT(list) == 1 && Py_REFCNT(copy) == 1 && PyList_GET_SIZE(list) == last
+               && PyList_GET_SIZE(copy) == last) {
+            last--;
+            PyObject *item = PyList_GET_ITEM(list, last);
+            PyObject *same = PyList_GET_ITEM(copy, last);
+            Py_SET_SIZE(list, last);
+            Py_SET_SIZE(copy, last);
+            Py_DECREF(same);
+            Py_DECREF(item);
+        }
+    }
+    list_retire(copy);
+    list_retire(list);
+}
+
+/* Lists of so many None, which stand in a round for items that are let go of. */
+static PyObject *nones[KEPT_PLACES + 1];
+
+static PyObject *
+nones_of(Py_ssize_t count)
+{
+    if (nones[count] == NULL) {
+        PyObject *made = PyList_New(count);
+        if (made == NULL) {
+            return NULL;
+        }
+        for (Py_ssize_t index = 0; index < count; index++) {
+            PyList_SET_ITEM(made, index, Py_NewRef(Py_None));
+        }
+        if (nones[count] == NULL) {
+            nones[count] = made;
+        }
+        else {
+            Py_DECREF(made);
+        }
+    }
+    return Py_NewRef(nones[count]);
+}
+
 /* Take a partition whole: its items are appended to `chunks` as (partition, list, kind). How many; 0 if it is for the
  * Python, and nothing has happened; -1 for an error. */
 static Py_ssize_t
@@ -346,7 +427,7 @@ take_whole(PyObject *ready, PartitionFields *self, PyObject *chunks, Py_ssize_t 
             size = sum;
             self->listed = 0;
             Py_XSETREF(self->linger_step, Py_NewRef(Py_None));
-            set_slots(self, no_slots);
+            countdown_of(&self->place)->left = 0; /* its lanes have the same one */
             self->in_lanes = self->armed = 0;
             for (Py_ssize_t index = 0; index < count; index++) {
                 PyObject *chunk = PyList_GET_ITEM(chunks, first + index);
@@ -435,12 +516,17 @@ finish_usual(PyObject *Py_UNUSED(module), PyObject *chunks)
 {
     Py_ssize_t index = 0;
     if (PyList_CheckExact(chunks)) {
+        PartitionFields *before = NULL;
         for (; index < PyList_GET_SIZE(chunks); index++) {
             PyObject *chunk = PyList_GET_ITEM(chunks, index);
             if (!PyTuple_CheckExact(chunk) || PyTuple_GET_SIZE(chunk) != 3) {
                 break;
             }
             PartitionFields *partition = (PartitionFields *)PyTuple_GET_ITEM(chunk, 0);
+            if (partition == before) {
+                continue;
+            }
+            before = partition;
             if (!is_kind((PyObject *)partition, &PartitionFieldsType) || !is_none(partition->ranges)
                 || !is_none(partition->leaving) || !is_none(partition->next_owner)) {
                 break;
@@ -456,6 +542,27 @@ finish_usual(PyObject *Py_UNUSED(module), PyObject *chunks)
 
 static unsigned long long groupings = 0;
 
+/* Ask for the handlers of the next chunks, and before that for the lines of the table in which they are. */
+static inline void
+look_ahead_chunks(PyObject *resolved, PyObject *chunks, Py_ssize_t index)
+{
+    TypeTable *table = (TypeTable *)resolved;
+    if (!Py_IS_TYPE(resolved, &TypeTableType) || table->lines == 0 || index + 6 >= PyList_GET_SIZE(chunks)) {
+        return;
+    }
+    PyObject *far = PyList_GET_ITEM(chunks, index + 6), *near = PyList_GET_ITEM(chunks, index + 3);
+    if (PyTuple_CheckExact(far) && PyTuple_GET_SIZE(far) == 3) {
+        PREFETCH(table_line(table, (PyTypeObject *)PyTuple_GET_ITEM(far, 2)));
+    }
+    if (PyTuple_CheckExact(near) && PyTuple_GET_SIZE(near) == 3) {
+        PyObject *entry = table_known(table, (PyTypeObject *)PyTuple_GET_ITEM(near, 2));
+        if (entry != NULL) {
+            PREFETCH(entry);
+            PREFETCH((char *)entry + LINE);
+        }
+    }
+}
+
 /* Dispatcher.group(resolved, chunks, most), where each chunk is of a type of its own handler, which is known: the
  * calls; None for the Python. */
 static PyObject *
@@ -470,7 +577,7 @@ group_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count
     if (most == -1 && PyErr_Occurred()) {
         return NULL;
     }
-    if (!PyDict_CheckExact(resolved) || !PyList_CheckExact(chunks)) {
+    if (!is_by_type(resolved) || !PyList_CheckExact(chunks)) {
         Py_RETURN_NONE;
     }
     PyObject *calls = PyList_New(0);
@@ -478,12 +585,12 @@ group_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count
     int usual = calls != NULL;
     for (Py_ssize_t index = 0; usual && index < PyList_GET_SIZE(chunks); index++) {
         PyObject *chunk = Py_NewRef(PyList_GET_ITEM(chunks, index));
+        look_ahead_chunks(resolved, chunks, index);
         usual = PyTuple_CheckExact(chunk) && PyTuple_GET_SIZE(chunk) == 3 && PyType_Check(PyTuple_GET_ITEM(chunk, 2))
                 && PyList_CheckExact(PyTuple_GET_ITEM(chunk, 1));
         if (usual) {
             PyObject *items = PyTuple_GET_ITEM(chunk, 1);
-            HandlerFields *entry =
-                (HandlerFields *)find_by_type(resolved, (PyTypeObject *)PyTuple_GET_ITEM(chunk, 2));
+            HandlerFields *entry = (HandlerFields *)look_up(resolved, (PyTypeObject *)PyTuple_GET_ITEM(chunk, 2));
             usual = entry != NULL && is_kind((PyObject *)entry, &HandlerFieldsType) && entry->mark != mine
                     && PyList_GET_SIZE(items) <= (entry->most ? entry->most : most);
             if (usual) {
@@ -492,6 +599,7 @@ group_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count
                 usual = call != NULL && PyList_Append(calls, call) == 0;
                 Py_XDECREF(call);
             }
+            Py_XDECREF(entry);
         }
         Py_DECREF(chunk);
     }
@@ -515,23 +623,38 @@ typedef enum {
     BROKEN,    /* an error of the hot path's own */
 } CallState;
 
-/* sizes[count] += 1; 0 where the number is not there. */
+/* sizes[count] += 1; 0 where the number is not there. While the same number comes again and again it is only counted. */
 static int
-count_size(PyObject *sizes, Py_ssize_t count)
+count_size(SizeFields *sizes, Py_ssize_t count)
 {
-    PyObject *key = PyLong_FromSsize_t(count);
-    if (key == NULL) {
-        return -1;
+    if (sizes->times > 0 && sizes->last == count) {
+        sizes->times++;
+        return 1;
     }
-    PyObject *times = PyDict_GetItemWithError(sizes, key);
-    int done = 0;
-    if (times != NULL && PyLong_CheckExact(times)) {
-        PyObject *more = PyLong_FromLongLong(PyLong_AsLongLong(times) + 1);
-        done = more == NULL || PyDict_SetItem(sizes, key, more) < 0 ? -1 : 1;
+    if (sizes->exact == NULL || !PyDict_CheckExact(sizes->exact)) {
+        return 0;
+    }
+    if (sizes->times > 0) {
+        PyObject *key = PyLong_FromSsize_t(sizes->last);
+        PyObject *known = key == NULL ? NULL : PyDict_GetItemWithError(sizes->exact, key);
+        long long times = known != NULL && PyLong_CheckExact(known) ? PyLong_AsLongLong(known) : 0;
+        PyObject *more = PyErr_Occurred() ? NULL : PyLong_FromLongLong(times + sizes->times);
+        int done = more == NULL ? -1 : PyDict_SetItem(sizes->exact, key, more);
         Py_XDECREF(more);
+        Py_XDECREF(key);
+        if (done < 0) {
+            return -1;
+        }
+        sizes->times = 0;
     }
-    Py_DECREF(key);
-    return done;
+    PyObject *key = PyLong_FromSsize_t(count);
+    int known = key == NULL ? -1 : PyDict_Contains(sizes->exact, key);
+    Py_XDECREF(key);
+    if (known > 0) {
+        sizes->last = count;
+        sizes->times = 1;
+    }
+    return known;
 }
 
 /* CallLimiter.leave(drain), where nobody waits for the turn: 1, or 0 for the Python. */
@@ -545,13 +668,16 @@ leave_turn(TurnFields *turns, PyObject *drain)
     if (last != 0 || PyList_GET_ITEM(turns->holders, last) != drain) {
         return 0;
     }
-    return PyList_SetSlice(turns->holders, last, last + 1, NULL) == 0;
+    Py_SET_SIZE(turns->holders, 0); /* its memory stays, for the next call */
+    Py_DECREF(drain);               /* not its last reference: the round has one */
+    return 1;
 }
 
-/* One call: `entry.consume(items.copy())`, awaited up to its first wait. */
+/* One call: `entry.consume(items.copy())`, awaited up to its first wait. Where it has ended and nobody has kept the
+ * handler's list, that is given back as `used`. */
 static CallState
-call_once(RoundFields *round, HandlerFields *entry, PyObject *items, CounterFields *counters, PyObject *sizes,
-          PyObject **under_way)
+call_once(RoundFields *round, HandlerFields *entry, PyObject *items, CounterFields *counters, SizeFields *sizes,
+          PyObject **under_way, PyObject **used)
 {
     TurnFields *turns = (TurnFields *)entry->turns;
     PyObject *drain = round->drain;
@@ -566,20 +692,23 @@ call_once(RoundFields *round, HandlerFields *entry, PyObject *items, CounterFiel
     Py_INCREF(drain);
     CallState state = BROKEN;
     PyObject *consume = Py_NewRef(entry->consume);
-    PyObject *result = NULL, *copy = PyList_GetSlice(items, 0, count);
-    int counted = copy == NULL ? -1 : count_size(sizes, count);
+    PyObject *result = NULL, *copy = NULL;
+    int counted = count_size(sizes, count);
+    if (counted > 0) {
+        copy = list_copy(items);
+        counted = copy == NULL ? -1 : 1;
+    }
     if (counted <= 0) {
         state = counted < 0 ? BROKEN : NOT_MINE;
         goto end;
     }
-    if (turns->holders == NULL || !PyList_CheckExact(turns->holders) || PyList_Append(turns->holders, drain) < 0) {
+    if (turns->holders == NULL || !PyList_CheckExact(turns->holders) || list_append(turns->holders, drain) < 0) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "the holders of a turn are no list any more");
         }
         goto end;
     }
     PyObject *coroutine = PyObject_CallOneArg(consume, copy);
-    Py_CLEAR(copy);
     PySendResult outcome = PYGEN_ERROR;
     if (coroutine != NULL && !PyCoro_CheckExact(coroutine)) {
         *under_way = coroutine; /* whatever it is, the Python awaits it */
@@ -604,6 +733,10 @@ call_once(RoundFields *round, HandlerFields *entry, PyObject *items, CounterFiel
             round->pending -= count;
         }
         state = ENDED;
+        if (Py_REFCNT(copy) == 1) {
+            *used = copy;
+            copy = NULL;
+        }
     }
     else {
         /* on with it in Python, which meets there what it yielded, or raised */
@@ -671,6 +804,88 @@ context_is(PyObject *before)
     return same;
 }
 
+/* Let go of the items of a call that has ended, while they are still in the cache: they count as None from then on, for
+ * only their number is asked for, until the round has numbered its items by their types. `call` is one of the round's
+ * calls, and `used` the list that its handler had, or NULL; its reference is taken. Nothing happens where the call's
+ * list is not that of a chunk of the same index. */
+static void
+release_call(RoundFields *round, Py_ssize_t index, PyObject *call, PyObject *used)
+{
+    PyObject *items = PyTuple_GET_ITEM(call, 1);
+    PyObject *chunks = round->chunks;
+    PyObject *chunk = chunks != NULL && PyList_CheckExact(chunks) && index < PyList_GET_SIZE(chunks)
+                              && PyList_GET_SIZE(chunks) == PyList_GET_SIZE(round->calls)
+                          ? PyList_GET_ITEM(chunks, index)
+                          : NULL;
+    PyObject *stand_in = NULL;
+    /* Each list is in its tuple alone, and each tuple in its list, next to the reference that the caller has. */
+    if (chunk != NULL && is_none(round->numbers) && PyTuple_CheckExact(chunk) && PyTuple_GET_SIZE(chunk) == 3
+        && Py_REFCNT(chunk) == 1
+        && PyTuple_GET_ITEM(chunk, 1) == items && PyTuple_GET_ITEM(chunk, 2) != (PyObject *)Py_TYPE(Py_None)
+        && Py_REFCNT(call) == 2 && Py_REFCNT(items) == 2 && PyList_GET_SIZE(items) <= KEPT_PLACES) {
+        stand_in = nones_of(PyList_GET_SIZE(items));
+    }
+    if (stand_in == NULL) {
+        PyErr_Clear(); /* for want of memory they stay a little longer */
+        if (used != NULL) {
+            list_retire(used);
+        }
+        return;
+    }
+    PyTuple_SET_ITEM(chunk, 1, stand_in);
+    PyTuple_SET_ITEM(call, 1, Py_NewRef(stand_in));
+    Py_DECREF(items);
+    if (used != NULL) {
+        lists_retire(items, used);
+    }
+    else {
+        list_retire(items);
+    }
+}
+
+/* Ask for what the next calls need, each a step further: a call, its handler and its list, what these point to. */
+static void
+look_ahead_calls(PyObject *calls, Py_ssize_t index)
+{
+    Py_ssize_t count = PyList_GET_SIZE(calls);
+    if (index + 4 < count) {
+        PREFETCH(PyList_GET_ITEM(calls, index + 4));
+    }
+    for (Py_ssize_t far = 3; far > 0; far--) {
+        PyObject *call = index + far < count ? PyList_GET_ITEM(calls, index + far) : NULL;
+        if (call == NULL || !PyTuple_CheckExact(call) || PyTuple_GET_SIZE(call) != 2) {
+            continue;
+        }
+        HandlerFields *entry = (HandlerFields *)PyTuple_GET_ITEM(call, 0);
+        PyObject *items = PyTuple_GET_ITEM(call, 1);
+        if (far == 3) {
+            PREFETCH(entry);
+            PREFETCH((char *)entry + LINE);
+            PREFETCH(items);
+            continue;
+        }
+        if (!PyList_CheckExact(items) || !is_kind((PyObject *)entry, &HandlerFieldsType)) {
+            continue;
+        }
+        PyObject **each = ((PyListObject *)items)->ob_item;
+        if (far == 2) {
+            PREFETCH(each);
+            PREFETCH(entry->consume);
+            PREFETCH(entry->turns);
+            continue;
+        }
+        for (Py_ssize_t item = 0; item < PyList_GET_SIZE(items) && item < 8; item++) {
+            PREFETCH(each[item]);
+        }
+        if (entry->consume != NULL && PyFunction_Check(entry->consume)) {
+            PREFETCH(((PyFunctionObject *)entry->consume)->func_closure);
+        }
+        if (entry->turns != NULL && is_kind(entry->turns, &TurnFieldsType)) {
+            PREFETCH(((TurnFields *)entry->turns)->holders);
+        }
+    }
+}
+
 /* The loop of Dispatcher.run(round, counters, sizes, context, timed), from the call at `round.call_index` on.
  *
  * What it gives back is awaited by the Python: a call that is under way. Or it is `no_call`: then the Python looks for
@@ -679,7 +894,7 @@ static PyObject *
 call_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     if (count != 5 || !is_kind(args[0], &RoundFieldsType) || !is_kind(args[1], &CounterFieldsType)
-        || !PyDict_CheckExact(args[2])) {
+        || !is_kind(args[2], &SizeFieldsType)) {
         PyErr_SetString(PyExc_TypeError, "round, counters, sizes, context and timed are wanted");
         return NULL;
     }
@@ -705,10 +920,18 @@ call_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
         HandlerFields *entry = (HandlerFields *)PyTuple_GET_ITEM(call, 0);
         PyObject *items = PyTuple_GET_ITEM(call, 1);
         Py_ssize_t size = PyList_GET_SIZE(items);
-        PyObject *under_way = NULL;
-        CallState state = call_once(round, entry, items, counters, args[2], &under_way);
+        PyObject *under_way = NULL, *used = NULL;
+        look_ahead_calls(round->calls, index);
+        CallState state = call_once(round, entry, items, counters, (SizeFields *)args[2], &under_way, &used);
         if (state == ENDED && timed && !round->abandoned && count_time(round, entry, size, args[4]) < 0) {
             state = BROKEN;
+        }
+        if (state == ENDED && !round->abandoned && round->calls != NULL && PyList_CheckExact(round->calls)) {
+            round->call_index = index + 1; /* what is let go of may ask how far the round is */
+            release_call(round, index, call, used);
+        }
+        else if (used != NULL) {
+            list_retire(used);
         }
         Py_DECREF(call);
         if (state == BROKEN) {

@@ -258,6 +258,8 @@ typedef struct {
     PyObject_HEAD
     PyObject *drain;
     PyObject *calls;
+    PyObject *chunks;
+    PyObject *numbers;
     Py_ssize_t call_index;
     Py_ssize_t pending;
     double began;
@@ -267,6 +269,8 @@ typedef struct {
 static PyMemberDef RoundFields_members[] = {
     OBJECT(RoundFields, drain, "drain"),
     OBJECT(RoundFields, calls, "calls"),
+    OBJECT(RoundFields, chunks, "chunks"),
+    OBJECT(RoundFields, numbers, "_numbers"),
     COUNT(RoundFields, call_index, "call_index"),
     COUNT(RoundFields, pending, "pending"),
     {"began", T_DOUBLE, offsetof(RoundFields, began), 0, NULL},
@@ -274,9 +278,9 @@ static PyMemberDef RoundFields_members[] = {
     NO_MORE,
 };
 
-FIELDS_TYPE(RoundFields, drain, calls, "What the hot path uses of a round.");
+FIELDS_TYPE(RoundFields, drain, numbers, "What the hot path uses of a round.");
 
-/* -- HandlerEntry, CallLimiter, Counters ------------------------------------------------------------------------------ */
+/* -- HandlerEntry, CallLimiter, Counters, Sizes ------------------------------------------------------------------------------ */
 
 typedef struct {
     PyObject_HEAD
@@ -337,3 +341,19 @@ static PyTypeObject CounterFieldsType = {
     .tp_new = PyType_GenericNew,
     .tp_members = CounterFields_members,
 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *exact;
+    Py_ssize_t last;
+    Py_ssize_t times;
+} SizeFields;
+
+static PyMemberDef SizeFields_members[] = {
+    OBJECT(SizeFields, exact, "exact"),
+    COUNT(SizeFields, last, "last"),
+    COUNT(SizeFields, times, "times"),
+    NO_MORE,
+};
+
+FIELDS_TYPE(SizeFields, exact, exact, "What the hot path uses of the counts of batch sizes.");

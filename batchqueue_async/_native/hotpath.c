@@ -31,7 +31,14 @@ static PyObject *no_call;         /* what `call_usual` answers with where nothin
 static PyObject *on_ready_method; /* DrainTask.on_ready, as the class has it */
 
 /* Raised whenever Python and C have to change together: a file that was built before is then not used. */
-#define API 3
+#define API 4
+
+/* Ask for memory that is needed soon. */
+#if defined(__GNUC__) || defined(__clang__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
 
 /* isinstance(op, type), where the class is most often a child or a grandchild of the type. */
 static inline int
@@ -138,7 +145,7 @@ static PyTypeObject CountdownType = {
  * 1: the item is in. 0: there is no fast slot, or this is not a place as it should be; nothing has happened. -1: no
  * memory. It runs no code but its own.
  */
-static int
+static inline int
 place_put(PyObject *route, PyObject *item)
 {
     if (!is_kind(route, &PlaceType)) {
@@ -163,22 +170,7 @@ static Countdown *no_slots; /* a countdown that is over, for everybody */
 
 /* -- by type ------------------------------------------------------------------------------------------------------ */
 
-/* Whether a type is hashed and compared by its identity, so that to look it up runs no code of the user's. */
-static inline int
-is_plain(PyTypeObject *kind)
-{
-    PyTypeObject *meta = Py_TYPE(kind);
-    return meta == &PyType_Type
-           || (meta->tp_hash == PyType_Type.tp_hash && meta->tp_richcompare == PyType_Type.tp_richcompare);
-}
-
-/* by_type.get(type(item)): a borrowed reference, or NULL, with or without an error. A key of a metaclass with a
- * comparison of its own is compared if its hash happens to be the same: then code of the user's runs here. */
-static inline PyObject *
-find_by_type(PyObject *by_type, PyTypeObject *kind)
-{
-    return is_plain(kind) ? PyDict_GetItemWithError(by_type, (PyObject *)kind) : NULL;
-}
+#include "table.h"
 
 static PyObject *call_begun(PyObject *coroutine, PyObject *given);
 
@@ -194,7 +186,24 @@ route_put(PyObject *route, PyObject *item)
 
 /* -- Entrance: the queue, as a producer sees it --------------------------------------------------------------------- */
 
-/* BatchQueue.produce_nowait, as far as the thread is right, the route is known, and a fast slot is there.
+/* The same for a type that has to be looked up in the dict. */
+static int
+entrance_look_up(PyObject *by_type, PyObject *item)
+{
+    PyObject *route = look_up(by_type, Py_TYPE(item));
+    if (route == NULL) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_KeyError)) {
+            return -1;
+        }
+        PyErr_Clear();
+        return 0;
+    }
+    int put = route_put(route, item);
+    Py_DECREF(route);
+    return put;
+}
+
+/* BatchQueue.produce_nowait, as far as the thread is right, the route is known, and a place is free.
  *
  * 1: the item is in. 0: it is for the Python; nothing has happened. -1: an error. */
 static int
@@ -204,25 +213,23 @@ entrance_put(PyObject *op, PyObject *item)
     if (self->thread == 0 || self->thread != PyThread_get_thread_ident()) {
         return 0;
     }
-    PyObject *route = Py_XNewRef(self->only);
+    PyObject *route = self->only;
     if (route == NULL || route == Py_None) {
-        if (self->by_type == NULL || !PyDict_CheckExact(self->by_type)) {
-            Py_XDECREF(route);
+        PyObject *by_type = self->by_type;
+        if (!is_by_type(by_type)) {
             return 0;
         }
-        PyObject *by_type = Py_NewRef(self->by_type);
-        Py_XSETREF(route, Py_XNewRef(find_by_type(by_type, Py_TYPE(item))));
-        Py_DECREF(by_type);
+        route = Py_IS_TYPE(by_type, &TypeTableType) ? table_known((TypeTable *)by_type, Py_TYPE(item)) : NULL;
         if (route == NULL) {
-            if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_KeyError)) {
-                return -1;
-            }
-            PyErr_Clear();
-            return 0;
+            return entrance_look_up(by_type, item);
         }
     }
-    int put = route_put(route, item);
-    Py_DECREF(route);
+    int put = place_put(route, item); /* nobody's code runs up to here, so that nothing need be held */
+    if (put == 0) {
+        Py_INCREF(route);
+        put = put_first(route, item);
+        Py_DECREF(route);
+    }
     return put;
 }
 
@@ -385,10 +392,8 @@ step_thread_produce(PyObject *Py_UNUSED(function), PyObject *op, PyObject *item)
         if (inbox->only != NULL && inbox->only != Py_None) {
             share = Py_NewRef(inbox->only);
         }
-        else if (inbox->by_type != NULL && PyDict_CheckExact(inbox->by_type)) {
-            PyObject *by_type = Py_NewRef(inbox->by_type);
-            share = Py_XNewRef(find_by_type(by_type, Py_TYPE(item)));
-            Py_DECREF(by_type);
+        else if (is_by_type(inbox->by_type)) {
+            share = look_up(inbox->by_type, Py_TYPE(item));
         }
         if (share == NULL && PyErr_Occurred()) {
             put = -1;
@@ -1027,35 +1032,34 @@ bulk_arguments(PyObject *const *args, Py_ssize_t count, Py_ssize_t *start)
     if (*start == -1 && PyErr_Occurred()) {
         return -1;
     }
-    return *start >= 0 && PyDict_CheckExact(args[0]) && (PyList_CheckExact(args[1]) || PyTuple_CheckExact(args[1]));
+    return *start >= 0 && is_by_type(args[0]) && (PyList_CheckExact(args[1]) || PyTuple_CheckExact(args[1]));
 }
 
 /* What is done with an item that has been looked up: 1, or 0 for the Python, or -1. */
 typedef int (*BulkStep)(PyObject *found, PyObject *item);
 
-/* What was found for the types met so far in a call, by their addresses: a look-up in a dict costs three times as much.
- * It keeps what it has alive, and is of no use any more once the dict was changed, by a finalizer, say. */
-#define SEEN 1024
-#define WORTH_IT 200 /* so many items have to come */
+/* So many items ahead memory is asked for: an item, and the line of the table that its type is in. */
+#define FAR_AHEAD 12
+#define AHEAD 6
 
-typedef struct {
-    PyTypeObject *kind;
-    PyObject *found;
-} SeenType;
-
-static inline SeenType *
-seen_place(SeenType *seen, PyTypeObject *kind)
+static inline void
+look_ahead(TypeTable *table, PyObject *items, Py_ssize_t index)
 {
-    size_t address = (size_t)kind;
-    return &seen[((address >> 5) ^ (address >> 12)) % SEEN];
+    if (index + FAR_AHEAD < PySequence_Fast_GET_SIZE(items)) {
+        PyObject **each = PySequence_Fast_ITEMS(items);
+        PREFETCH(each[index + FAR_AHEAD]);
+        if (table->lines != 0) {
+            PREFETCH(table_line(table, Py_TYPE(each[index + AHEAD])));
+        }
+    }
 }
 
 /* Items from `start` on, each by what is found for its type, up to the first that is for the Python: its index.
  *
- * To look a type up may run code of the user's: the item, its type and what was found are held meanwhile, and the
- * length is read anew. */
+ * `quick` runs nobody's code. Where it does not do, the type is looked up in the dict and `step` makes the step, both of
+ * which may run code of the user's: the item and what was found are held meanwhile, and everything is read anew. */
 static PyObject *
-bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep step)
+bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep quick, BulkStep step)
 {
     Py_ssize_t index;
     int usual = bulk_arguments(args, count, &index);
@@ -1063,64 +1067,49 @@ bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep step)
         return usual < 0 ? NULL : Py_NewRef(args[2]);
     }
     PyObject *by_type = args[0], *items = args[1];
-    PyDictObject *dict = (PyDictObject *)by_type;
-    SeenType table[SEEN];
-    SeenType *seen = NULL;
-    if (PySequence_Fast_GET_SIZE(items) - index >= WORTH_IT) {
-        seen = table;
-        memset(table, 0, sizeof(table));
-    }
-    const void *keys = dict->ma_keys; /* these two tell whether the dict was changed */
-    Py_ssize_t used = dict->ma_used;
-    PyTypeObject *kind = NULL;
-    PyObject *found = NULL;
-    int failed = 0;
-    for (; index < PySequence_Fast_GET_SIZE(items); index++) {
-        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(items, index));
-        if (Py_TYPE(item) != kind) {
-            SeenType *place = seen == NULL ? NULL : seen_place(seen, Py_TYPE(item));
-            int known = place != NULL && place->kind == Py_TYPE(item) && dict->ma_keys == keys && dict->ma_used == used;
-            Py_XSETREF(found, Py_XNewRef(known ? place->found : find_by_type(by_type, Py_TYPE(item))));
-            Py_XSETREF(kind, (PyTypeObject *)Py_NewRef(Py_TYPE(item)));
-            if (found == NULL) {
-                if (PyErr_Occurred()) {
-                    if (PyErr_ExceptionMatches(PyExc_KeyError)) {
-                        PyErr_Clear();
-                    }
-                    else {
-                        failed = 1;
-                    }
-                }
-                Py_DECREF(item);
-                break;
-            }
-            if (place != NULL && place->kind == NULL) {
-                place->kind = (PyTypeObject *)Py_NewRef(kind);
-                place->found = Py_NewRef(found);
+    TypeTable *table = Py_IS_TYPE(by_type, &TypeTableType) ? (TypeTable *)by_type : NULL;
+    int done = 1;
+    while (index < PySequence_Fast_GET_SIZE(items)) {
+        PyObject *item = PySequence_Fast_GET_ITEM(items, index);
+        if (table != NULL) {
+            look_ahead(table, items, index);
+            PyObject *known = table_known(table, Py_TYPE(item));
+            if (known != NULL && quick(known, item) > 0) {
+                index++;
+                continue;
             }
         }
-        int done = step(found, item);
+        Py_INCREF(item);
+        PyObject *found = look_up(by_type, Py_TYPE(item));
+        if (found == NULL) {
+            done = 0;
+            if (PyErr_Occurred()) {
+                if (PyErr_ExceptionMatches(PyExc_KeyError)) {
+                    PyErr_Clear();
+                }
+                else {
+                    done = -1;
+                }
+            }
+        }
+        else {
+            done = step(found, item);
+            Py_DECREF(found);
+        }
         Py_DECREF(item);
         if (done <= 0) {
-            failed = done < 0;
             break;
         }
+        index++;
     }
-    Py_XDECREF(found);
-    Py_XDECREF(kind);
-    PyObject *reached = failed ? NULL : PyLong_FromSsize_t(index);
-    for (size_t place = 0; seen != NULL && place < SEEN; place++) {
-        Py_XDECREF(seen[place].kind);
-        Py_XDECREF(seen[place].found);
-    }
-    return reached;
+    return done < 0 ? NULL : PyLong_FromSsize_t(index);
 }
 
 /* The loop of Intake.put_what_fits, up to the first item that finds no fast slot. */
 static PyObject *
 put_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    return bulk_by_type(args, count, route_put);
+    return bulk_by_type(args, count, place_put, route_put);
 }
 
 static int
@@ -1136,14 +1125,14 @@ list_put(PyObject *list, PyObject *item)
 static PyObject *
 sort_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    return bulk_by_type(args, count, list_put);
+    return bulk_by_type(args, count, list_put, list_put);
 }
 
 /* ThreadInbox._put_runs, under its lock, up to the first item whose type is not met or has no place. */
 static PyObject *
 put_credits(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    return bulk_by_type(args, count, share_put);
+    return bulk_by_type(args, count, share_put, share_put);
 }
 
 /* The lists of Intake._by_lane: the items of each type, in their order; the list itself if there is but one type. None
@@ -1279,11 +1268,12 @@ make_names(void)
 static int
 module_exec(PyObject *module)
 {
-    PyTypeObject *types[] = {&CountdownType,     &PlaceType,         &PartitionFieldsType, &LaneFieldsType,
+    PyTypeObject *types[] = {&TypeTableType,     &CountdownType,     &PlaceType,         &PartitionFieldsType, &LaneFieldsType,
                              &DrainFieldsType,   &RoundFieldsType,   &HandlerFieldsType,   &TurnFieldsType,
-                             &CounterFieldsType, &EntranceType,      &InboxLockType,       &ShareType,
+                             &CounterFieldsType, &SizeFieldsType,    &EntranceType,      &InboxLockType,       &ShareType,
                              &InboxType,         &DoorType,          &CallType,            &MethodType};
     PartitionFieldsType.tp_base = LaneFieldsType.tp_base = &PlaceType;
+    TypeTableType.tp_base = &PyDict_Type;
     for (size_t index = 0; index < Py_ARRAY_LENGTH(types); index++) {
         if (PyModule_AddType(module, types[index]) < 0) {
             return -1;

@@ -27,7 +27,9 @@ __all__ = [
     "Place",
     "RoundFields",
     "Share",
+    "SizeFields",
     "TurnFields",
+    "TypeTable",
     "call_usual",
     "finish_usual",
     "group_by_type",
@@ -39,6 +41,7 @@ __all__ = [
     "take_usual",
 ]
 
+TypeTable = dict
 NO_SLOTS: Countdown[None] = Countdown(None, 0)
 NO_CALL = object()
 """What `call_usual` answers with where nothing is to be awaited."""
@@ -96,7 +99,7 @@ class DrainFields:
 class RoundFields:
     """The fields of a round that the hot path uses."""
 
-    __slots__ = ("abandoned", "began", "call_index", "calls", "drain", "pending")
+    __slots__ = ("_numbers", "abandoned", "began", "call_index", "calls", "chunks", "drain", "pending")
 
 
 class HandlerFields:
@@ -115,6 +118,12 @@ class CounterFields:
     """The field of a queue's counts that the hot path uses."""
 
     __slots__ = ("handled",)
+
+
+class SizeFields:
+    """The fields of the counts of batch sizes that the hot path uses."""
+
+    __slots__ = ("exact", "last", "times")
 
 
 class Entrance:
@@ -212,7 +221,7 @@ def group_usual(resolved: Mapping[type, Any], chunks: list[Any], most: int) -> l
     return None
 
 
-def call_usual(round_: Any, counters: Any, sizes: dict[int, int], context: Any, timed: int) -> Any:
+def call_usual(round_: Any, counters: Any, sizes: Any, context: Any, timed: int) -> Any:
     """Make the calls of a round, up to the first that waits or raises: what is to be awaited; none."""
     del round_, counters, sizes, context, timed
     return NO_CALL

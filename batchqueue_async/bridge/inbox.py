@@ -21,7 +21,7 @@ from collections import deque
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from batchqueue_async._native import Inbox, InboxLock, put_credits
+from batchqueue_async._native import Inbox, InboxLock, TypeTable, put_credits
 from batchqueue_async._support import forks, log
 from batchqueue_async._support.thread_flag import ThreadFlag
 from batchqueue_async.bridge.credits import PartitionCredits, pause_of
@@ -493,7 +493,7 @@ class ThreadInbox(Inbox, Generic[T]):
             return False
         self._shares += new
         self._met = []
-        self.by_type = {} if router.by_type is not None else None
+        self.by_type = TypeTable() if router.by_type is not None else None
         if router.only is not None:
             self.only = self._shares[0]
         elif isinstance(router.selector, RoundRobin):

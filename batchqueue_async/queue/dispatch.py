@@ -15,7 +15,16 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
-from batchqueue_async._native import NO_CALL, HandlerFields, accelerated, call_usual, group_usual, one_type, sort_run
+from batchqueue_async._native import (
+    NO_CALL,
+    HandlerFields,
+    TypeTable,
+    accelerated,
+    call_usual,
+    group_usual,
+    one_type,
+    sort_run,
+)
 from batchqueue_async._support import log, tracing
 from batchqueue_async._support.contexts import has_left, restore_context
 from batchqueue_async._support.handlers import call_of, method_of
@@ -171,7 +180,7 @@ class Dispatcher(Generic[T]):
         """Handlers with `on_close` that were let go of in the midst of a call, by identity."""
         self._single = self._alone("consumer", config.consumer, workers)
         self._fallback = self._alone("fallback", config.fallback, 1)
-        self._resolved: dict[type, HandlerEntry[T] | None] = {}
+        self._resolved: dict[type, HandlerEntry[T] | None] = TypeTable()
         # Whoever has an entry, as its type's handler or as a round that has not called it yet, keeps its turns alive:
         # a handler that is taken away and added again meets them, and never runs at the same time as the one before.
         self._turns: WeakValueDictionary[type, CallLimiter] | None = None
@@ -309,7 +318,7 @@ class Dispatcher(Generic[T]):
     def _sort(
         self, items: list[T], lists: dict[HandlerEntry[T] | None, list[T]], own: set[HandlerEntry[T] | None]
     ) -> None:
-        by_type: dict[type, list[T]] = {}
+        by_type: dict[type, list[T]] = TypeTable()
         index = 0
         while (index := sort_run(by_type, items, index)) < len(items):
             kind = type(items[index])
@@ -364,7 +373,7 @@ class Dispatcher(Generic[T]):
             if usual:
                 # Where the hot path is compiled, it makes the calls up to one that waits or raises, which is awaited
                 # here, or up to one that is not for it.
-                under_way = call_usual(round_, counters, sizes, context, timed)
+                under_way = call_usual(round_, counters, self.sizes, context, timed)
                 if round_.abandoned:
                     return
                 if under_way is NO_CALL:

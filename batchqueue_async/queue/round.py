@@ -41,7 +41,8 @@ class Round(RoundFields, Generic[T]):
 
     Attributes:
         drain: the drain task.
-        chunks: the items as they were taken, by partition, in their order there.
+        chunks: the items as they were taken, by partition, in their order there; those of calls that have ended may be
+            None by now, as many as they were.
         calls: the handler calls of the round; None until the items are grouped.
         call_index: which call is under way.
         pending: how many items have no outcome yet.
@@ -50,7 +51,7 @@ class Round(RoundFields, Generic[T]):
         abandoned: whether a shutdown has given up on it, so that what its handler still does no longer counts.
     """
 
-    __slots__ = ("_numbers", "_told_until", "chunks", "running")
+    __slots__ = ("_told_until", "running")
 
     def __init__(self, drain: DrainTask[T]) -> None:
         self.drain = drain
@@ -61,7 +62,8 @@ class Round(RoundFields, Generic[T]):
         self.began = 0.0
         self.running = True
         self.abandoned = False
-        # For those who wait: the numbers, by type, of the items of the calls from `_told_until` on.
+        # For those who wait: the numbers, by type, of the items of the calls from `_told_until` on. Once they are
+        # there, the items have to stay until the round is over.
         self._numbers: dict[int, deque[tuple[Partition[T], int]]] | None = None
         self._told_until = 0
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Generic, SupportsIndex, TypeVar, cast
 
+from batchqueue_async._native import TypeTable
 from batchqueue_async._support.wording import short
 from batchqueue_async.errors import ConfigError
 from batchqueue_async.policies import RoundRobin, TypeHash, stable_type_hash
@@ -60,7 +61,7 @@ class PartitionRouter(Generic[T]):
         self.partitions = partitions
         self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
         typed = self.only is None and type(selector) is TypeHash
-        self.by_type: dict[type, Partition[T] | Lane[T]] | None = {} if typed else None
+        self.by_type: dict[type, Partition[T] | Lane[T]] | None = TypeTable() if typed else None
         # By the types' identities: a type may have a hash that raises, which must not lose track of what is under way.
         self._migrating: dict[int, tuple[type, Migration[T]]] = {}
         self._before: dict[int, tuple[type, Partition[T]]] = {}

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from batchqueue_async._native import CounterFields
+from batchqueue_async._native import CounterFields, SizeFields
 
 if TYPE_CHECKING:
     from batchqueue_async._support.last_error import LastError
@@ -96,14 +96,21 @@ def _percentile(buckets: list[tuple[int, int]], wanted: float, largest: float) -
     return 0.0
 
 
-class Sizes:
-    """Counts of whole numbers: exact while there are few different ones, by bucket beyond."""
+class Sizes(SizeFields):
+    """Counts of whole numbers: exact while there are few different ones, by bucket beyond.
+
+    Attributes:
+        exact: how often each number came.
+        last: a number that has come `times` more: a compiled hot path counts so what comes again and again.
+        times: see `last`.
+    """
 
     MOST_EXACT = 256
 
-    __slots__ = ("_rest", "exact")
+    __slots__ = ("_rest",)
 
     def __init__(self) -> None:
+        self.last = self.times = 0
         self.exact: dict[int, int] = {}
         """How often each number came; a hot path counts here by itself, and calls `first` for one that is missing."""
         self._rest = Histogram()
@@ -116,7 +123,9 @@ class Sizes:
 
     def undo(self, size: int) -> None:
         """Take back a number that was just counted."""
-        if self.exact.get(size, 0) > 1:
+        if self.times and self.last == size:
+            self.times -= 1
+        elif self.exact.get(size, 0) > 1:
             self.exact[size] -= 1
         else:
             self.exact.pop(size, None)
@@ -129,8 +138,15 @@ class Sizes:
     def summary(self) -> Distribution:
         """A frozen summary of what was counted so far; changes nothing, since other threads read it too."""
         everything = self._rest.copy()
-        for size, times in list(self.exact.items()):
+        while True:
+            last, more = self.last, self.times
+            exact = list(self.exact.items())
+            if self.last == last and self.times >= more:
+                break  # else the hot path has moved them into `exact` meanwhile
+        for size, times in exact:
             everything.record(size, times)
+        if more:
+            everything.record(last, more)
         return everything.summary()
 
 

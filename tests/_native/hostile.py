@@ -50,7 +50,7 @@ class Dying:
 
 
 KINDS: list[Any] = [Odd(f"O{number}", (Dying,) if number % 2 else (), {}) for number in range(10)]
-KINDS += [int, str, list, Dying, object]
+KINDS += [int, str, list, Dying, object, type(None)]
 
 
 class Hostility:
@@ -60,6 +60,7 @@ class Hostility:
         self.rng, self.queue = rng, queue
         self.kept: list[Any] = []
         self.batch: list[Any] = []
+        self.tables: list[Any] = []
 
     def item(self) -> Any:
         return self.rng.choice(KINDS)()
@@ -118,9 +119,16 @@ class Hostility:
         """The module's own functions, with whatever there is."""
         function = self.rng.choice([_native.put_run, _native.sort_run])
         values: list[Any] = [[], None, 3, self.item(), _native.Place(), ()]
-        known: dict[Any, Any] = {}
+        known: dict[Any, Any] = self.rng.choice([dict, _native.TypeTable])()
         for _ in range(self.rng.randint(0, 5)):
             known[self.rng.choice(KINDS)] = self.rng.choice(values)
+        self.tables.append(known)
+        if self.rng.random() < 0.3:  # what was looked up in it may be gone by now
+            known = self.rng.choice(self.tables)
+            known.pop(self.rng.choice(KINDS), None)
+        if self.rng.random() < 0.1:
+            self.rng.choice(self.tables).clear()
+            self.tables = []
         self.batch = [self.item() for _ in range(self.rng.randint(0, 9))]
         function(known, self.rng.choice([self.batch, tuple(self.batch)]), self.rng.randint(0, 3))
         _native.one_type(self.batch)
@@ -136,7 +144,9 @@ class Hostility:
         entrance: Any = _native.Entrance()
         entrance._thread = threading.get_ident()
         entrance._only = self.rng.choice([None, place, *values])
-        entrance._by_type = self.rng.choice([None, {}, {self.rng.choice(KINDS): place}, *values])
+        table: Any = _native.TypeTable()
+        table[self.rng.choice(KINDS)] = place
+        entrance._by_type = self.rng.choice([None, {}, {self.rng.choice(KINDS): place}, table, *values])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             bq.BatchQueue.produce_nowait(entrance, self.item())

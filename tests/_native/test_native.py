@@ -79,6 +79,34 @@ def test_an_extension_of_older_sources_is_not_used():
     assert run_python("-c", code).strip() == "False"
 
 
+def test_a_free_threaded_python_runs_the_python():
+    code = "import sys; sys._is_gil_enabled = lambda: False\nimport batchqueue_async as bq; print(bq.accelerated)"
+    assert run_python("-c", code, BATCHQUEUE_PURE="0").strip() == "False"
+
+
+def test_nothing_is_compiled_for_a_free_threaded_python(tmp_path):
+    """As the build's hook is asked by hatchling, for a Python that says that it is free-threaded."""
+    code = (
+        "import sys, sysconfig, types\n"
+        "interface = types.ModuleType('hatchling.builders.hooks.plugin.interface')\n"
+        "interface.BuildHookInterface = object\n"
+        "sys.modules[interface.__name__] = interface\n"
+        "sys.path.insert(0, '.ci')\n"
+        "import hatch_build\n"
+        "asked = sysconfig.get_config_var\n"
+        "told = {'Py_GIL_DISABLED': int(sys.argv[2])}\n"
+        "sysconfig.get_config_var = lambda name: told[name] if name in told else asked(name)\n"
+        "def build(root): print('built'); raise SystemExit\n"
+        "hatch_build.build = build\n"
+        "hook = hatch_build.CustomBuildHook()\n"
+        "hook.target_name, hook.root = 'wheel', sys.argv[1]\n"
+        "hook.initialize('standard', {}); print('nothing')"
+    )
+    say = {"BATCHQUEUE_NO_EXTENSIONS": "0"}
+    for disabled, said in (("0", "built"), ("1", "nothing")):
+        assert run_python("-c", code, str(tmp_path), disabled, **say).strip() == said
+
+
 def test_random_programs_end_the_same_in_lock_step():
     """Each with the calls of handlers in their order, and all counts."""
     program = str(Path(__file__).with_name("lock_step.py"))
@@ -594,3 +622,103 @@ async def test_no_block_of_memory_stays_behind(queue):
 def test_an_interpreter_that_ends_amid_a_call_ends_in_peace(amid, kind):
     late = "called late\n" if amid == "left" else ""
     assert run_python("-X", "faulthandler", "tests/_native/endings.py", amid, kind) == f"ends now, True\n{late}"
+
+
+# -- types in a table ------------------------------------------------------------------------------------------------
+
+
+class _OddMeta(type):
+    """A metaclass with a hash and a comparison of its own."""
+
+    def __hash__(cls) -> int:
+        return 5
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+def put_all(table, items):
+    """Put items into the lists of their types; the index of the first that has none."""
+    return _native.sort_run(table, items, 0)
+
+
+def test_a_table_of_types_is_a_dict_whose_changes_are_seen_at_once():
+    table = _native.TypeTable()
+    kinds: list[Any] = [type(f"Listed{number}", (), {}) for number in range(300)]
+    items = [kind() for kind in kinds]
+    for number, kind in enumerate(kinds):
+        assert put_all(table, items) == number
+        table[kind] = []
+    for _ in range(3):
+        assert put_all(table, items) == 300
+    assert len(table[kinds[0]]) == 299 + 3  # of the first, an item for each that was missing behind it
+    assert len(table[kinds[-1]]) == 3
+    before = table[kinds[3]]
+    count = len(before)
+    table[kinds[3]] = after = []
+    assert put_all(table, items) == 300
+    assert (len(before), len(after)) == (count, 1)
+    assert table.pop(kinds[5], None) is not None
+    assert table.pop(kinds[5], None) is None
+    assert put_all(table, items) == 5
+    table[kinds[5]] = []
+    del table[kinds[2]]
+    assert put_all(table, items) == 2
+    assert (len(table), kinds[2] in table, table.get(kinds[2])) == (299, False, None)
+    assert dict(table).keys() == {*kinds} - {kinds[2]}
+    table.clear()
+    assert put_all(table, items) == 0
+    assert not table
+    odd = _OddMeta("Odd", (), {})
+    table[odd] = []
+    assert put_all(table, [odd()]) == (0 if bq.accelerated else 1)  # its hash is the user's
+    assert len(table.pop(odd)) == (0 if bq.accelerated else 1)
+
+
+@compiled_only
+def test_a_table_of_types_refuses_what_it_could_not_see():
+    table = _native.TypeTable()
+    for change in (lambda: table.update({int: 1}), lambda: table.setdefault(int, 1), table.popitem):
+        with pytest.raises(TypeError, match="pop and clear alone"):
+            change()
+    with pytest.raises(TypeError):
+        _native.TypeTable({int: 1})
+    with pytest.raises(KeyError):
+        table.pop(int)
+    with pytest.raises(KeyError):
+        del table[int]
+    table[int] = []
+    assert put_all(table, [1, 2]) == 2
+    dict.clear(table)  # behind its back: old answers, but no harm
+    assert put_all(table, [1]) == 1
+
+
+@compiled_only
+def test_a_table_that_has_itself_is_collected():
+    class Kind:
+        """Kept by the table, and keeps it."""
+
+    table: Any = _native.TypeTable()
+    table[Kind] = []
+    assert put_all(table, [Kind()]) == 1
+    Kind.table = table  # type: ignore[attr-defined]  # the circle that is to be collected
+    gone = weakref.ref(Kind)
+    del Kind, table
+    gc.collect()
+    assert gone() is None
+
+
+@compiled_only
+def test_a_type_leaves_no_reference_behind_in_a_table():
+    table: Any = _native.TypeTable()
+    for _ in range(3):
+        kinds: Any = [type("Passing", (), {}) for _ in range(200)]
+        for kind in kinds:
+            table[kind] = []
+        assert put_all(table, [kind() for kind in kinds]) == 200
+        gone = [weakref.ref(kind) for kind in kinds]
+        for kind in kinds:
+            table.pop(kind)
+        del kind, kinds
+        gc.collect()
+        assert [each for each in gone if each() is not None] == []

@@ -15,6 +15,7 @@ import pytest
 
 import batchqueue_async as bq
 from batchqueue_async import _native
+from batchqueue_async.queue.stats import Sizes
 
 compiled_only = pytest.mark.skipif(not bq.accelerated, reason="the hot path is not compiled, or not wanted")
 
@@ -460,7 +461,10 @@ def test_calls_that_are_not_usual_are_made_by_the_python():
 
     def call(calls):
         round_.calls, round_.call_index = calls, 0
-        return _native.call_usual(round_, counters, {1: 0}, context, 0)
+        return _native.call_usual(round_, counters, sizes, context, 0)
+
+    sizes: Any = _native.SizeFields()
+    sizes.exact = {1: 0}
 
     made: list[Any] = []
 
@@ -484,9 +488,153 @@ def test_calls_that_are_not_usual_are_made_by_the_python():
     assert call([(entry, [1]), (entry, [2])]) is _native.NO_CALL
     assert (made, counters.handled, round_.call_index, turns.holders) == ([[1], [2]], 2, 2, [])
     with pytest.raises(TypeError):
-        _native.call_usual(round_, counters, {}, context)
+        _native.call_usual(round_, counters, sizes, context)
     with pytest.raises(TypeError):
-        _native.call_usual(round_, 5, {}, context, 0)
+        _native.call_usual(round_, 5, sizes, context, 0)
     round_.calls, round_.call_index = [(entry, [1])], 0
     with pytest.raises(TypeError, match="clock"):
-        _native.call_usual(round_, counters, {1: 0}, context, 1)
+        _native.call_usual(round_, counters, sizes, context, 1)
+
+
+# -- what is let go of early, and counted late -----------------------------------------------------------------------
+
+
+@compiled_only
+async def test_a_call_that_has_ended_lets_go_of_its_items_at_once():
+    alive: list[int] = []
+    gone: list[Any] = []
+
+    async def look(batch):
+        alive.append(sum(each() is not None for each in gone))
+        gone.extend(weakref.ref(item) for item in batch)
+
+    queue = bq.BatchQueue[Any]("early", bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(2)))
+    for kind in KINDS:
+        queue.add_handler(kind, look)
+    for _ in range(3):
+        queue.produce_many_nowait([kind() for kind in KINDS for _ in range(5)])
+        await queue.flush()
+    assert alive[len(KINDS) :] == [0] * 2 * len(KINDS)  # the first batch of a size is counted by the Python, and stays
+    await queue.shutdown()
+
+
+@pytest.mark.parametrize("keep", ["the list", "the items", "nothing", "less", "more"])
+async def test_a_handler_may_do_with_its_list_what_it_likes(keep):
+    kept: list[Any] = []
+
+    async def handle(batch):
+        if keep == "the list":
+            kept.append(batch)
+        elif keep == "the items":
+            kept.append([*batch])
+        elif keep == "less":
+            kept.append([batch.pop()])
+        elif keep == "more":
+            batch.extend([*batch, None])
+
+    queue = typed()
+    for kind in KINDS:
+        queue.add_handler(kind, handle)
+    for number in range(1, 5):
+        for kind in KINDS:
+            for _ in range(number):
+                queue.produce_nowait(kind())
+        await queue.flush()
+        for batch in kept:
+            assert len(batch) == (1 if keep == "less" else number)
+            assert len({*map(type, batch)}) == 1
+            assert None not in batch
+        kept.clear()
+    assert queue.stats().handled == 10 * len(KINDS)
+    await queue.shutdown()
+
+
+@pytest.mark.parametrize("extra", [(), (None,)])
+async def test_whoever_waits_learns_which_items_failed_behind_calls_that_have_ended(extra):
+    async def fail(batch):
+        raise ValueError
+
+    other: list[asyncio.Task[None]] = []
+
+    async def begin(batch):
+        if not other:  # a wait that begins amid the round, behind calls that have ended
+            other.append(asyncio.create_task(queue.deliver([KINDS[2](), KINDS[5]()])))
+            await asyncio.sleep(0)
+
+    queue = bq.BatchQueue[Any]("told", bq.QueueConfig(partitions=bq.PartitionPolicy.fixed(2)))
+    for kind in [*KINDS, type(None)]:
+        queue.add_handler(kind, ignore)
+    queue.add_handler(KINDS[4], begin)
+    for number in (2, 7, 12):
+        queue.add_handler(KINDS[number], fail)
+    items = [each for kind in KINDS[:15] for each in (kind(), kind(), *extra)]
+    with pytest.raises(bq.DeliveryError) as failed:
+        await queue.deliver(items)
+    wrong = [item for failure in failed.value.failures for item in failure.items]
+    assert sorted(map(id, wrong)) == sorted(id(item) for item in items if type(item) in {KINDS[2], KINDS[7], KINDS[12]})
+    with pytest.raises(bq.DeliveryError) as failed:
+        await other[0]
+    assert [[type(each) for each in failure.items] for failure in failed.value.failures] == [[KINDS[2]]]
+    await queue.shutdown()
+
+
+async def test_batch_sizes_are_exact_at_any_time():
+    seen: list[int] = []
+    calls: list[int] = []
+
+    async def look(batch):
+        calls.append(len(batch))
+        sizes = queue.stats().batch_sizes
+        seen.append(sizes.count)
+        assert (sizes.count, sizes.total) == (len(calls), sum(calls))
+
+    queue = typed()
+    for kind in KINDS:
+        queue.add_handler(kind, look)
+    for size in (1, 3, 3, 1, 2, 300):
+        for number, kind in enumerate(KINDS):
+            for _ in range(size + number % 2):
+                queue.produce_nowait(kind())
+        await queue.flush()
+    assert seen == list(range(1, 6 * len(KINDS) + 1))
+    assert queue.stats().batch_sizes.max == 301
+    await queue.shutdown()
+
+
+def test_a_size_that_was_counted_can_be_taken_back():
+    sizes = Sizes()
+    sizes.first(5)
+    sizes.last, sizes.times = 5, 2  # as the hot path counts
+    sizes.undo(5)
+    assert (sizes.summary().count, sizes.summary().total) == (2, 10)
+    for number in range(10, 10 + Sizes.MOST_EXACT):
+        sizes.first(number)
+    assert sizes.summary().count == 2 + Sizes.MOST_EXACT
+    sizes.undo(5)
+    sizes.undo(5)
+    assert sizes.times == 0
+
+
+@compiled_only
+async def test_sizes_that_were_folded_away_are_counted_all_the_same():
+    queue = typed(max_batch=1_000)
+    queue.add_handler(KINDS[0], ignore)
+    handled = 0
+    for size in [7, *range(1, 300), 7, 7, 299]:
+        for _ in range(size):
+            queue.produce_nowait(KINDS[0]())
+        handled += size
+        await queue.flush()
+    sizes = queue.stats().batch_sizes
+    assert (sizes.count, sizes.total) == (303, handled)
+    await queue.shutdown()
+
+
+@compiled_only
+def test_a_partition_keeps_its_countdown_from_round_to_round():
+    partition = partition_like(fast_slots=_native.Countdown(None, 3))
+    slots = partition.fast_slots
+    _native.take_usual(deque([partition]), [], 1, 5)
+    assert partition.fast_slots is slots
+    assert slots.__length_hint__() == 0
+    assert next(slots, 5) == 5
