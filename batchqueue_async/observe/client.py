@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+import msgspec
+
 from batchqueue_async.errors import BatchQueueError, ConfigError
 
 if TYPE_CHECKING:
@@ -161,7 +163,7 @@ class OpsClient:
                         event = value
                     elif name == "data":
                         if event == "message":
-                            yield json.loads(value)
+                            yield msgspec.json.decode(value)
                         event = "message"
             except (OSError, http.client.HTTPException) as error:
                 raise self._silent(error) from None

@@ -82,6 +82,8 @@ class Recent:
         looks = self._kept.get(component)
         if not looks:
             return 0
+        if looks[-1][1][what] == looks[0][1][what]:
+            return 0  # counts only rise
         # The last look before the span, so that nothing within it is missed.
         start = looks[0]
         for look in looks:

@@ -213,11 +213,6 @@ class Names:
 _names = Names()
 
 
-def _loop_name(thing: Any) -> str:
-    loop: asyncio.AbstractEventLoop | None = thing.loop
-    return "" if loop is None else beats.of(loop).name or "main"
-
-
 def take_snapshot(
     manager: BatchQueueManager | None = None,
     *,
@@ -286,10 +281,17 @@ class _Reader:
         elif kind == "consumer":
             self._consumers.append(ConsumerView(name=name, kind=type(thing).__name__, stats=thing.peek()))
 
-    def _see_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        if id(loop) not in self._loops:
+    def _see_loop(self, loop: asyncio.AbstractEventLoop) -> str:
+        """Ask a loop how late it is, once in a snapshot; its name."""
+        found = self._loops.get(id(loop))
+        if found is None:
             beat = beats.of(loop)
-            self._loops[id(loop)] = (beat.name or "main", beat.lag())
+            found = self._loops[id(loop)] = (beat.name or "main", beat.lag())
+        return found[0]
+
+    def _loop_name(self, thing: Any) -> str:
+        loop: asyncio.AbstractEventLoop | None = thing.loop
+        return "" if loop is None else self._see_loop(loop)
 
     def _queue(self, name: str, thing: Any) -> QueueView:
         config = thing.config
@@ -300,7 +302,7 @@ class _Reader:
             detailed=detailed,
             closed=thing.closed,
             waits=config.strategy.name == "BLOCKING",
-            loop=_loop_name(thing),
+            loop=self._loop_name(thing),
             consumer=self._names_of_exporters.get(id(config.consumer)),
             feeds=tuple(config.feeds),
         )
@@ -316,7 +318,7 @@ class _Reader:
                 overflow=thing.config.overflow,
                 on_disk=thing.config.path is not None,
                 closed=thing.closed,
-                loop=_loop_name(thing),
+                loop=self._loop_name(thing),
             )
         )
         if stats.durable is not None:

@@ -115,7 +115,7 @@ class StatusTracker:
 
     def __init__(self, phase: Phase = "running") -> None:
         self.phase: Phase = phase
-        self._since: dict[str, tuple[State, float]] = {}
+        self._last: dict[str, tuple[judge.Finding, ComponentStatus]] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS)
         self._recent = judge.Recent()
 
@@ -124,8 +124,8 @@ class StatusTracker:
         self._recent.see(snapshot)
         findings = judge.findings(snapshot, self._recent)
         components = [self._component(finding, snapshot.at) for finding in findings]
-        for gone in self._since.keys() - {each.component for each in components}:
-            del self._since[gone]
+        for gone in self._last.keys() - {each.component for each in components}:
+            del self._last[gone]
         components.sort(key=lambda each: (-WORST[each.state], each.component))
         dead = judge.dead_loops(snapshot)
         full = [*judge.refusing(snapshot), *dead]
@@ -143,23 +143,23 @@ class StatusTracker:
         )
 
     def _component(self, finding: Finding, now: float) -> ComponentStatus:
-        before = self._since.get(finding.component)
+        said, before = self._last.get(finding.component, (None, None))
+        if before is not None and said == finding:
+            return before
         since = now
-        if before is not None and before[0] == finding.state:
-            since = before[1]
-        else:
-            self._since[finding.component] = (finding.state, since)
-            if before is not None or finding.state != "ok":
-                self._events.append(
-                    Event(
-                        at=now,
-                        component=finding.component,
-                        before=None if before is None else before[0],
-                        after=finding.state,
-                        text=finding.problem or "works again",
-                    )
+        if before is not None and before.state == finding.state:
+            since = before.since
+        elif before is not None or finding.state != "ok":
+            self._events.append(
+                Event(
+                    at=now,
+                    component=finding.component,
+                    before=None if before is None else before.state,
+                    after=finding.state,
+                    text=finding.problem or "works again",
                 )
-        return ComponentStatus(
+            )
+        found = ComponentStatus(
             component=finding.component,
             state=finding.state,
             since=since,
@@ -170,3 +170,5 @@ class StatusTracker:
             last_error=finding.last_error,
             last_error_at=finding.last_error_at,
         )
+        self._last[finding.component] = finding, found
+        return found

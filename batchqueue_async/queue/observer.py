@@ -11,6 +11,7 @@ import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from batchqueue_async.queue.stats import Distribution, HandlerStats, PartitionStats, QueueStats, WorkerStats
 
@@ -36,14 +37,23 @@ class LoopProbe:
     """How late a loop is: a callback is sent to it whenever somebody asks, and the time until it runs is the lag.
 
     An idle loop is asked nothing. The first answer is 0; while a callback is under way, its waiting time is the lag.
+    The queues of a loop share one: a look at hundreds of them wakes the loop once.
     """
 
-    __slots__ = ("_asked", "_lag", "_loop")
+    __slots__ = ("__weakref__", "_asked", "_lag", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._asked: float | None = None
         self._lag = 0.0
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopProbe:
+        """The one of a loop, which there is as long as one of its queues has it."""
+        found = _probes.get(id(loop))
+        if found is None:
+            found = _probes[id(loop)] = cls(loop)
+        return found
 
     def lag(self) -> float:
         """Seconds by which the loop is late now, or was when it last answered; from any thread."""
@@ -62,6 +72,10 @@ class LoopProbe:
         if self._asked is not None:
             self._lag = time.monotonic() - self._asked
             self._asked = None
+
+
+_probes: WeakValueDictionary[int, LoopProbe] = WeakValueDictionary()
+"""By the id of their loop, which they keep, so that no other loop can have it meanwhile."""
 
 
 class QueueObserver(Generic[T]):
@@ -89,7 +103,7 @@ class QueueObserver(Generic[T]):
         self._dispatcher = dispatcher
         self._router = router
         self._drains = drains
-        self._probe = LoopProbe(loop)
+        self._probe = LoopProbe.of(loop)
         self._shutdown = shutdown
         self._inbox: ThreadInbox | None = None
         # An empty queue's numbers add up. A reader who comes amid every step gets them, and their age.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -16,10 +17,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from batchqueue_async import BatchQueueError, ConfigError, observe
 from batchqueue_async._support.registry import everything
 from batchqueue_async.cli.live import top
+from batchqueue_async.cli.live.top_view import Columns
 from batchqueue_async.cli.main import main
 from batchqueue_async.observe import client
 from batchqueue_async.observe.client import OpsClient
@@ -312,6 +315,40 @@ class Terminal:
         with contextlib.suppress(OSError):
             while data := os.read(self._master, 65_536):
                 self.text += data.decode(errors="replace")
+
+
+def drawn(table, width, *, terminal):
+    console = Console(width=width, file=io.StringIO(), force_terminal=terminal, color_system=None, _environ={})
+    console.print(table, crop=terminal)
+    return console.file.getvalue().splitlines()
+
+
+def test_a_table_of_top_is_aligned_and_its_names_are_cut_where_a_terminal_is_narrow():
+    table = Columns("queue", "state", "in/s")
+    table.add_row("rows-of-the-warehouse", ("ok", "green"), "1,200")
+    table.add_row("\u5009\u5eab", ("down", "red"), "0")
+    whole = [
+        "queue                  state   in/s  ",
+        "rows-of-the-warehouse  ok     1,200  ",
+        "\u5009\u5eab                   down       0  ",
+    ]
+    assert drawn(table, 80, terminal=True) == whole
+    assert drawn(table, 10, terminal=False) == whole
+    assert [line.rstrip() for line in drawn(table, 26, terminal=True)] == [
+        "queue         state   in/s",
+        "rows-of-the\u2026  ok     1,200",
+        "\u5009\u5eab          down       0",
+    ]
+
+
+def test_a_sentence_in_a_table_of_top_has_what_is_left():
+    table = Columns("process", "state", "")
+    table.add_row("4242", ("down", "red"), "warehouse is down for 4 min")
+    assert [line.rstrip() for line in drawn(table, 30, terminal=True)] == [
+        "process  state",
+        "4242     down   warehouse is \u2026",
+    ]
+    assert drawn(table, 30, terminal=False)[1].rstrip().endswith("is down for 4 min")
 
 
 def test_top_in_a_terminal_until_ctrl_c(served):

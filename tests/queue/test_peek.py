@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import threading
@@ -204,6 +205,36 @@ async def test_the_lag_of_a_loop_that_has_ended_is_none():
     probe = observer.LoopProbe(asyncio.new_event_loop())
     probe._loop.close()
     assert probe.lag() == 0.0
+
+
+async def test_the_queues_of_a_loop_ask_it_once(monkeypatch):
+    loop, asked = asyncio.get_running_loop(), []
+    queues = [make() for _ in range(5)]
+    await settle()
+    monkeypatch.setattr(loop, "call_soon_threadsafe", asked.append)
+    for queue in queues:
+        queue.peek()
+    assert len(asked) == 1
+    asked.pop()()
+    for queue in queues:
+        queue.peek()
+    assert len(asked) == 1
+    asked.pop()()
+    monkeypatch.undo()
+    for queue in queues:
+        await queue.shutdown()
+
+
+def test_a_probe_belongs_to_one_loop_and_goes_with_its_queues():
+    one, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+    first = observer.LoopProbe.of(one)
+    assert observer.LoopProbe.of(one) is first
+    assert observer.LoopProbe.of(other) is not first
+    del first
+    gc.collect()
+    assert not {id(one), id(other)} & set(observer._probes)
+    one.close()
+    other.close()
 
 
 async def test_the_age_of_the_oldest_item_grows_until_it_is_taken():

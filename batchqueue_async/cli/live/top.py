@@ -1,4 +1,4 @@
-"""`batchqueue top`: processes in a terminal, once per second.
+"""`batchqueue top`: processes in a terminal, every two seconds.
 
 A thread per process reads the frames of its live page, so that one that does not answer holds up no other.
 """
@@ -28,7 +28,9 @@ exit status:
   1  with --once: something is degraded or down
   2  nobody could be asked, or one did not answer
 """
-_EVERY = 1.0
+_EVERY = 2.0
+_LOOKS = 3
+"""After this number of screens, and when one ended, it looks which processes there are: a connection to each."""
 _LOOK_EVERY = 0.05
 _WIDE = 200
 _MOST_WAITED = 2
@@ -105,7 +107,7 @@ def _run(arguments: Arguments) -> int:
         raise BatchQueueError(processes.NOBODY)
     if arguments.once or not terminal:
         _wait(readers)
-        console.print(screen(readers))
+        console.print(screen(readers), crop=terminal)
         return _code(readers)
     return _watch(console, arguments, readers)
 
@@ -131,10 +133,12 @@ def _watch(console: Any, arguments: Arguments, readers: list[FrameReader]) -> in
     try:
         _wait(readers)
         with Live(console=console, screen=True, auto_refresh=False) as live:
+            drawn = 0
             while arguments.target is None or not readers[0].ended:
                 live.update(screen(readers), refresh=True)
+                drawn += 1
                 time.sleep(_EVERY)
-                if arguments.target is None:
+                if arguments.target is None and (drawn % _LOOKS == 0 or any(each.ended for each in readers)):
                     readers[:] = _now(arguments, readers)
     except KeyboardInterrupt:
         return FINE

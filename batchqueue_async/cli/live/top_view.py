@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Group
-from rich.table import Table
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 
 from batchqueue_async.cli.commands import plain
@@ -14,10 +16,12 @@ from batchqueue_async.observe.words import duration, number, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 COLOURS = {"ok": "green", "degraded": "yellow", "down": "red"}
 _NOTHING = "-"
+_STYLES = {"": None, **{name: Style.parse(name) for name in ("bold", *COLOURS.values())}}
+_SHORTEST_NAME = 8
 
 
 class Shown(Protocol):
@@ -34,12 +38,12 @@ def screen(processes: Sequence[Shown]) -> RenderableType:
         return Text("No process of this user can be asked; waiting for one.")
     if len(processes) == 1 and processes[0].frame is not None:
         return _whole(processes[0].frame)
-    table = _table("process", "state", "up", "in/s", "out/s", "waiting", "oldest", "dead", "lost", "loop lag", "")
+    table = Columns("process", "state", "up", "in/s", "out/s", "waiting", "oldest", "dead", "lost", "loop lag", "")
     for each in processes:
         frame = each.frame
         if frame is None:
             silent = "does not answer yet" if not each.error else each.error
-            table.add_row(plain(each.name), Text("?", "red"), *[_NOTHING] * 8, Text(plain(silent)))
+            table.add_row(plain(each.name), ("?", "red"), *[_NOTHING] * 8, plain(silent))
             continue
         cards = frame["cards"]
         table.add_row(
@@ -49,9 +53,9 @@ def screen(processes: Sequence[Shown]) -> RenderableType:
             *(_rate(cards[name]) for name in ("in", "out")),
             number(cards["waiting"]),
             _seconds(cards["oldest"]),
-            *(_bad(cards[name]) for name in ("dead", "lost")),
+            *(_alarming(cards[name]) for name in ("dead", "lost")),
             _seconds(frame["lag"]),
-            Text(plain(frame["sentence"])),
+            plain(frame["sentence"]),
         )
     return table
 
@@ -88,8 +92,62 @@ def _whole(frame: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _queues(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("queue", "state", "in/s", "out/s", "waiting", "full", "in flight", "oldest", "p99", "busy", "lost")
+class Columns:
+    """A table without lines; its first two columns and words on the left, numbers on the right.
+
+    rich's own table measures, wraps and pads each cell as a document of its own, which was most of what `top` cost.
+    Here a line is a few pieces of text. Where a terminal is too narrow, names are cut first, and a sentence at the end
+    has what is left; nothing is cut in a file or a pipe.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._left = [at <= 1 or name in {"", "now", "breaker"} for at, name in enumerate(names)]
+        self._rows: list[tuple[str | tuple[str, str], ...]] = []
+
+    def add_row(self, *cells: str | tuple[str, str]) -> None:
+        """Add a row; a cell is its text, or its text with its style."""
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines."""
+        widths = [max(map(_width, column)) for column in zip(self._names, *self._rows, strict=True)]
+        spare = options.max_width - sum(widths) - 2 * (len(widths) - 1) if options.is_terminal else 0
+        if spare < 0 and not self._names[-1]:
+            widths[-1], spare = max(_SHORTEST_NAME, widths[-1] + spare), 0
+        if spare < 0:
+            widths[0] = max(min(widths[0], _SHORTEST_NAME), widths[0] + spare)
+        yield from self._line(widths, [(name, "bold") for name in self._names])
+        for row in self._rows:
+            yield from self._line(widths, row)
+
+    def _line(self, widths: Sequence[int], cells: Sequence[str | tuple[str, str]]) -> RenderResult:
+        """Neighbours of one style are one piece."""
+        text, style = "", ""
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+            word, own = cell if isinstance(cell, tuple) else (cell, "")
+            if own != style:
+                yield Segment(text, _STYLES[style])
+                text, style = "", own
+            text += _fitted(word, width, left=self._left[at]) + "  "
+        yield Segment(text, _STYLES[style])
+        yield Segment.line()
+
+
+def _width(cell: str | tuple[str, str]) -> int:
+    return cell_len(cell[0] if isinstance(cell, tuple) else cell)
+
+
+def _fitted(word: str, width: int, *, left: bool) -> str:
+    """A word in as many cells of the terminal as its column has."""
+    length = cell_len(word)
+    if length > width:
+        return set_cell_size(word, width - 1) + "…"
+    return word + " " * (width - length) if left else " " * (width - length) + word
+
+
+def _queues(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    table = Columns("queue", "state", "in/s", "out/s", "waiting", "full", "in flight", "oldest", "p99", "busy", "lost")
     for each in rows:
         table.add_row(
             plain(each["name"]),
@@ -102,15 +160,27 @@ def _queues(rows: Sequence[Mapping[str, Any]]) -> Table:
             _seconds(each["oldest"]),
             _seconds(each["wait_p99"]),
             f"{each['busy']}/{each['workers']}",
-            _bad(each["lost"]),
+            _alarming(each["lost"]),
         )
     return table
 
 
-def _exporters(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("exporter", "state", "in/s", "out/s", "records", "bytes", "full", "oldest", "p99", "busy", "breaker")
-    table.add_column("dead", justify="right")
-    table.add_column("lost", justify="right")
+def _exporters(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    table = Columns(
+        "exporter",
+        "state",
+        "in/s",
+        "out/s",
+        "records",
+        "bytes",
+        "full",
+        "oldest",
+        "p99",
+        "busy",
+        "breaker",
+        "dead",
+        "lost",
+    )
     for each in rows:
         table.add_row(
             plain(each["name"]),
@@ -124,22 +194,28 @@ def _exporters(rows: Sequence[Mapping[str, Any]]) -> Table:
             _seconds(each["send_p99"]),
             f"{each['busy']}/{each['workers']}",
             "paused" if each["paused"] else plain(each["breaker"]).replace("_", " "),
-            _bad(each["dead"]),
-            _bad(each["lost"]),
+            _alarming(each["dead"]),
+            _alarming(each["lost"]),
         )
     return table
 
 
-def _disks(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("disk", "state", "used", "limit", "free", "segments", "sync p99")
+def _disks(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    table = Columns("disk", "state", "used", "limit", "free", "segments", "sync p99")
     for each in rows:
         sizes = (_NOTHING if each[name] is None else size(each[name]) for name in ("used", "limit", "free"))
-        table.add_row(plain(each["name"]), _state(each), *sizes, number(each["segments"]), _seconds(each["sync_p99"]))
+        table.add_row(
+            plain(each["name"]),
+            _state(each),
+            *sizes,
+            number(each["segments"]),
+            _seconds(each["sync_p99"]),
+        )
     return table
 
 
-def _consumers(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("consumer", "state", "now", "received", "lag")
+def _consumers(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    table = Columns("consumer", "state", "now", "received", "lag")
     for each in rows:
         table.add_row(
             plain(each["name"]),
@@ -150,42 +226,42 @@ def _consumers(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _queries(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("query", "state", "now", "rows/s", "rows", "batch", "lag")
+def _queries(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    table = Columns("query", "state", "now", "rows/s", "rows", "batch", "lag")
     for each in rows:
         times = (_seconds(each[name]) for name in ("batch", "lag"))
         table.add_row(
-            plain(each["name"]), _state(each), plain(each["word"]), _rate(each["rate"]), _count(each["rows"]), *times
+            plain(each["name"]),
+            _state(each),
+            plain(each["word"]),
+            _rate(each["rate"]),
+            _count(each["rows"]),
+            *times,
         )
     return table
 
 
-_SMALL: dict[str, Callable[[Sequence[Mapping[str, Any]]], Table]] = {
+_SMALL: dict[str, Callable[[Sequence[Mapping[str, Any]]], Columns]] = {
     "disks": _disks,
     "consumers": _consumers,
     "queries": _queries,
 }
 
 
-def _table(*names: str) -> Table:
-    """A table without lines; names, states and sentences on the left, numbers on the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for at, name in enumerate(names):
-        left = at <= 1 or name in {"", "now", "breaker"}
-        table.add_column(name, justify="left" if left else "right", no_wrap=name != "")
-    return table
-
-
 def _more(count: int, thing: str) -> list[Text]:
     return [Text(f"and {count} more {thing}{'' if count == 1 else 's'}", "dim")] if count else []
 
 
-def _state(row: Mapping[str, Any]) -> Text:
-    return Text(row["state"], COLOURS[row["state"]])
+def _state(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["state"], COLOURS[row["state"]]
 
 
 def _bad(count: float | None) -> Text:
-    return Text(_count(count), "red" if count else "")
+    return Text(*_alarming(count))
+
+
+def _alarming(count: float | None) -> tuple[str, str]:
+    return _count(count), "red" if count else ""
 
 
 def _count(count: float | None) -> str:
