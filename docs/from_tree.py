@@ -203,8 +203,7 @@ def service_file() -> str:  # noqa: C901 - a table is made of many small cases
                 collect(each)
 
     for each in FILE.fields.values():
-        if isinstance(each.of, Things):
-            collect(each.of)
+        collect(each.of)
     of: Any
     for section, field in FILE.fields.items():
         of = field.of.of if isinstance(field.of, Things) else field.of

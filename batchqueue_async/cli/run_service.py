@@ -175,6 +175,7 @@ def _as_dict(fault: ConfigFault) -> dict[str, Any]:
 def _make_all(arguments: Arguments, spec: ServiceSpec) -> list[ConfigFault]:
     """What can't be made of the file: names that the program has not registered, addresses, packages."""
     from batchqueue_async.service.building import Builder
+    from batchqueue_async.service.spans import faults
 
     try:
         app = load_app(arguments.app, arguments.file)
@@ -182,6 +183,7 @@ def _make_all(arguments: Arguments, spec: ServiceSpec) -> list[ConfigFault]:
         rule, _, way_out = str(error).partition("; ")
         return [ConfigFault(path="", rule=rule, way_out=way_out or "correct it", origin="")]
     builder = Builder(spec, app)
+    builder.faults += faults(spec)
     exporters = builder.exporters(builder.sinks())
     builder.queue_configs(exporters)
     if not builder.faults:

@@ -1,7 +1,7 @@
 """A service from its start to its end: exporters, queues and sources come up in this order, and end in the other.
 
-start:  pages -> exporters with their sinks -> queues -> sources -> pipelines
-stop:   sources and pipelines -> queues -> exporters, each within its share of the deadline -> pages
+start:  pages -> traces -> exporters with their sinks -> queues -> sources -> pipelines
+stop:   sources and pipelines -> queues -> exporters, each within its share of the deadline -> traces -> pages
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from batchqueue_async.service.pipelines import PipelineThread
 from batchqueue_async.service.reload import Reloading
 from batchqueue_async.service.secret_watch import SecretWatch
 from batchqueue_async.service.signals import UNDELIVERED
+from batchqueue_async.service.spans import Spans, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -155,6 +156,7 @@ class Service:
         self._pipeline_ended = asyncio.Event()
         self._reloading = Reloading(self, read_again)
         self._secrets: SecretWatch | None = None
+        self._spans: Spans | None = None
         self._watching: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
         self._start_timeout: float = spec.service.get("start_timeout", 60.0)
@@ -206,6 +208,8 @@ class Service:
         self.ops = ops.start()
 
     async def _open(self) -> None:
+        if wanted(self.spec):
+            self._spans = Spans(self.spec)
         builder = Builder(self.spec, self.app)
         self._sinks = builder.sinks()
         exporters = builder.exporters(self._sinks)
@@ -318,6 +322,8 @@ class Service:
             if (problem := await asyncio.to_thread(pipeline.finish, left)) is not None:
                 report.failed[f"pipelines.{name}"] = problem
         self.app.attach({}, {})
+        if self._spans is not None:
+            await self._spans.end(max(_LEAST, self._time(deadline, 1.0)))
         if self.ops is not None:
             await asyncio.to_thread(self.ops.stop)
         report.seconds = time.monotonic() - began

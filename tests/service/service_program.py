@@ -7,6 +7,8 @@ import contextlib
 import sys
 import time
 
+from opentelemetry import trace
+
 import batchqueue_async as bq
 from batchqueue_async.service import App
 from batchqueue_async.sinks.sqlite import SqliteSink
@@ -118,6 +120,19 @@ class Feeder(Away):
                 await app.queue("q").produce({"n": 1})
                 return
             await asyncio.sleep(0.01)
+
+
+@app.handler("spanned")
+async def spanned(batch):
+    """As `rows`, in a span of the handler's own."""
+    with trace.get_tracer("program").start_as_current_span("own"):
+        await app.queue("rows").produce_many([{"n": int(each)} for each in batch])
+
+
+@app.handler("rows_written")
+async def rows_written(batch):
+    sys.stdout.write("written\n")
+    sys.stdout.flush()
 
 
 @app.sink("feeds_one")

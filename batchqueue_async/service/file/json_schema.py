@@ -67,7 +67,10 @@ def _struct(shape: Struct, more: Mapping[str, Any] | None = None, texts: Mapping
         made["type"] = ["object", "null"]
     if shape.shorthand is None:
         return made
-    short = {"type": "integer"} if shape.shorthand(1) is not None else {"const": True}
+    if shape.shorthand(1) is not None:
+        short: Json = {"type": "integer"}
+    else:
+        short = {"const": True} if shape.shorthand(False) is None else {"type": "boolean"}
     return {"anyOf": [made, short]}
 
 

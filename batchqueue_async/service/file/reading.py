@@ -161,12 +161,20 @@ class _Links:
             origin = self._spec.origins.get(f"exporters.{name}", "")
             rule, way_out = "has the name of a queue, and a source names both alike", "rename one of the two"
             self._reader.fault(f"exporters.{name}", origin, rule, way_out)
+        self._traces()
         self._shared_sinks()
         self._shared_paths()
         runs = any(self._names[each] for each in ("sources", "queues", "exporters", "pipelines"))
         if not runs and not self._reader.faults:
             way_out = "add sources, queues or exporters; `batchqueue new` writes a file to begin with"
             self._reader.fault("", str(spec.file), "has nothing that runs", way_out)
+
+    def _traces(self) -> None:
+        known = [name for section in ("sources", "queues", "exporters") for name in self._names[section]]
+        origin = self._spec.origins.get("observe.traces.skip", "")
+        section: dict[str, Any] = self._spec.observe.get("traces") or {}
+        for each in section.get("skip", ()):
+            self._is_known("observe.traces.skip", origin, each, known, "source, queue or exporter")
 
     def _source(self, path: str, source: Located) -> None:
         given = [each for each in ("to", "handler") if source.values.get(each) is not None]

@@ -166,6 +166,11 @@ def _take_one(_: object) -> None: ...
 def _take_two(_: object, __: object) -> None: ...
 
 
+def _switch(value: Any) -> dict[str, Any] | None:
+    """What `true` and `false` stand for."""
+    return {"enabled": value} if isinstance(value, bool) else None
+
+
 # -- the file ------------------------------------------------------------------------------------------------------
 
 FILE = Struct(
@@ -205,6 +210,21 @@ FILE = Struct(
                     "token": Field(of=SecretText(), text="what callers show, as env:NAME or file:/path"),
                     "hosts": Field(of=Texts(), text="further host names by which the pages may be called"),
                     "enabled": Field(of=Flag(), default=True, text="whether anything is served"),
+                    "traces": Field(
+                        of=Struct(
+                            what="traces section",
+                            fields={
+                                "enabled": Field(of=Flag(), default=True, text="whether batches are traced"),
+                                "skip": Field(
+                                    of=Texts(),
+                                    text="sources, queues and exporters that are left out, as those that carry spans",
+                                ),
+                            },
+                            shorthand=_switch,
+                            optional=True,
+                        ),
+                        text="`true` makes OpenTelemetry spans of batches, whether or not anything is served",
+                    ),
                 },
             ),
             text="metrics, health and the live page",

@@ -18,6 +18,7 @@ service:
   drain_timeout: 30s          # from the first SIGTERM to the end, at most
 observe:
   listen: ["127.0.0.1:9464", "unix:"]   # /metrics, /ui, ...; unix: is what `batchqueue top` finds
+  # traces: true              # spans of batches, to where OTEL_EXPORTER_OTLP_ENDPOINT says
 logs: {{level: info, format: text}}
 """
 
