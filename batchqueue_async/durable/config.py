@@ -62,7 +62,8 @@ class DurableConfig:
         stale_flush: seconds without a put after which `os` records are synced as well; None leaves that to the system.
         order: `fifo`; `freshest` (newest first); `key` (fifo, and a record waits while an earlier one with its key is
             leased or delayed).
-        key: for `order="key"`: from a payload to its key. The keys of leased, delayed and held records are in memory.
+        key: for `order="key"`: from a payload to its key. The keys of leased, delayed and held records are in memory;
+            those of leased and delayed ones take a quarter of `memory_bytes`, and then leasing waits.
         key_lookahead: how many records may be held back for their keys before leasing waits.
         segment_bytes: a segment is sealed at this size (the document's chunk size); smaller under a small `max_bytes`.
         memory_bytes: payload bytes kept in memory between `put` and `lease`; the rest is read from the disk again. A

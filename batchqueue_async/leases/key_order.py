@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from batchqueue_async.leases.run import Run
@@ -12,19 +13,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
 _SPARE = 64
+# What the key of a record that is out takes besides itself: its places, its number, and how often it is in use.
+_KEY_COST = 200
+# So many records may be out in any case: a small window doesn't make consumers take turns.
+_LEAST = 1_000
 
 
 class KeyOrder:
-    """Which keys are in use, and the records that wait for them. At most `lookahead` records are held.
+    """Which keys are in use, and the records that wait for them.
 
-    `hold` says as what a record is kept that has to wait: with its payload, or without.
+    At most `lookahead` records are held, and the keys of those that are leased or delayed take about `memory` bytes:
+    then no more are looked at until some are settled. `hold` says as what a record is kept that has to wait: with its
+    payload, or without.
     """
 
     # Invariants: `_waiting` has the key of each held record, by its number; `_by_age` has each of those numbers, and
-    # others that are gone.
-    def __init__(self, key: Callable[[bytes], Hashable], lookahead: int, hold: Callable[[Run], Run]) -> None:
+    # others that are gone. `_used` is what the keys in `_keys` weigh.
+    def __init__(
+        self, key: Callable[[bytes], Hashable], lookahead: int, memory: int, hold: Callable[[Run], Run]
+    ) -> None:
         self._key = key
         self._lookahead = lookahead
+        self._memory = max(memory, _KEY_COST * _LEAST)
+        self._used = 0
         self._hold = hold
         self._busy: dict[Hashable, int] = {}
         self._held: dict[Hashable, deque[Run]] = {}
@@ -41,13 +52,13 @@ class KeyOrder:
 
     @property
     def full(self) -> bool:
-        """Whether so many records are held that no more may be looked at."""
-        return self.held >= self._lookahead
+        """Whether so many records are held, or out, that no more may be looked at."""
+        return self.held >= self._lookahead or self._used >= self._memory
 
     @property
     def room(self) -> int:
         """How many records may be looked at: 1 at least, for those that come back."""
-        return max(1, self._lookahead - self.held)
+        return max(1, min(self._lookahead - self.held, (self._memory - self._used) // _KEY_COST))
 
     def admit(self, runs: Iterable[Run]) -> list[Run]:
         """The records of `runs` that may be leased now; the others are held until their key is free."""
@@ -64,6 +75,7 @@ class KeyOrder:
                 else:
                     mine[key] = mine.get(key, 0) + 1
                     self._keys[seq] = key
+                    self._used += _weight(key)
                     _join(admitted, one)
         self._busy.update(mine)
         return admitted
@@ -79,6 +91,7 @@ class KeyOrder:
         for low, high in ranges:
             for seq in range(low, high):
                 key = self._keys.pop(seq)
+                self._used -= _weight(key)
                 self._busy[key] -= 1
                 if not self._busy[key]:
                     del self._busy[key]
@@ -86,6 +99,8 @@ class KeyOrder:
                     for run in held:
                         del self._waiting[run.seq]
                     freed += held
+        if not self._keys:
+            self._used = 0  # what a class says of its size may change
         return freed
 
     def oldest_held(self) -> int | None:
@@ -134,6 +149,13 @@ class KeyOrder:
             self.failures += 1
             return None
         return key
+
+
+def _weight(key: Hashable) -> int:
+    try:
+        return _KEY_COST + getsizeof(key, 0)
+    except Exception:  # noqa: BLE001 - the user's class; its records are as good as any
+        return _KEY_COST
 
 
 def _join(runs: list[Run], one: Run) -> None:

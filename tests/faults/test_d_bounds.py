@@ -53,6 +53,56 @@ async def test_d_23_delayed_records_are_not_kept_in_memory(tmp_path):
         assert len(await drain(queue)) == 4_000
 
 
+async def test_d_23_the_keys_of_delayed_records_are_bounded_by_bytes(tmp_path):
+    config = DurableConfig(memory_bytes=WINDOW, durability="os", order="key", key=lambda payload: payload)
+    async with DurableQueue.open(tmp_path, config) as queue:
+        for start in range(0, 20_000, 1_000):
+            await queue.put_many([b"%010d" % number for number in range(start, start + 1_000)])
+
+        async def delay_all() -> None:
+            while lease := await queue.lease(1_000, wait=0):
+                await lease.nack(delay=3_600)
+
+        assert await grown(delay_all()) < WINDOW + SLACK
+        # As many as fit are out, and not the others: leasing waits until some come back.
+        assert 1_000 <= queue.stats().delayed < WINDOW // 4 // 200 + 1_000
+        queue.hurry()
+        assert len(await drain(queue, ack=True)) == 20_000
+
+
+async def test_d_23_keys_weigh_what_they_take():
+    async with opened(order="key", key=lambda payload: payload, memory_bytes=1 << 20, max_record=1 << 20) as queue:
+        for number in range(20):
+            await queue.put(b"%06d" % number + bytes(100_000))
+        leases = []
+        while lease := await queue.lease(1, wait=0):
+            leases.append(lease)
+        # Three keys take more than a quarter of the window.
+        assert len(leases) == 3
+        await leases[0].ack()
+        assert await queue.lease(1, wait=0)
+        assert not await queue.lease(1, wait=0)
+
+
+async def test_d_23_keys_that_lie_about_their_size_stop_nothing():
+    sizes = iter([10_000_000, 0] * 1_000)
+
+    class Odd(bytes):
+        def __sizeof__(self):
+            size = next(sizes)
+            if not size:
+                raise RuntimeError("no size")
+            return size
+
+    async with opened(order="key", key=Odd, memory_bytes=1 << 20) as queue:
+        await queue.put_many([b"%d" % number for number in range(50)])
+        seen = []
+        while lease := await queue.lease(5, wait=0):
+            seen += [record.payload for record in lease.records]
+            await lease.ack()
+        assert len(seen) == 50
+
+
 async def test_d_23_freshest_after_a_partial_lease(tmp_path):
     config = DurableConfig(order="freshest", memory_bytes=WINDOW, durability="os")
     async with DurableQueue.open(tmp_path, config) as queue:

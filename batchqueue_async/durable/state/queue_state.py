@@ -40,6 +40,8 @@ _HINT_SHARE = 32
 PORTION = 500
 # Records that wait for their keys keep their payloads in this part of the window, so that reading never stands still.
 _HELD_SHARE = 4
+# What the keys of leased and delayed records take, likewise.
+_KEYS_SHARE = 4
 
 
 class QueueState:
@@ -58,7 +60,8 @@ class QueueState:
             memory_bytes=config.memory_bytes,
             memory_blocks=config.memory_blocks,
         )
-        self.gate = KeyOrder(config.key, config.key_lookahead, self._hold) if config.key is not None else None
+        share = config.memory_bytes // _KEYS_SHARE
+        self.gate = KeyOrder(config.key, config.key_lookahead, share, self._hold) if config.key is not None else None
         self.held_bytes = 0
         self.counters = Counters(recovered=found.report.records)
         self.records = found.report.records
