@@ -168,6 +168,18 @@ def frame_size(count: int, raw_size: int) -> int:
     return whole + FRAME_HEADER * (2 * whole // FRAME_BYTES + 1)
 
 
+def encode_table(payloads: Sequence[bytes]) -> tuple[list[int], bytes]:
+    """The lengths of payloads, and the rows of the table for them: any stretch of the rows is one for those records."""
+    sizes = list(map(len, payloads))
+    # Lengths in the even places of the table, checksums in the odd ones.
+    rows = array("I", bytes(TABLE_ROW * len(sizes)))
+    rows[::2] = array("I", sizes)
+    rows[1::2] = array("I", list(map(crc32, payloads)))
+    if sys.byteorder == "big":
+        rows.byteswap()
+    return sizes, rows.tobytes()
+
+
 def encode_frame(
     payloads: Sequence[bytes],
     *,
@@ -179,18 +191,17 @@ def encode_frame(
     marker: bytes,
     offset: int,
     flags: int = 0,
+    table: bytes | None = None,
+    raw_size: int = 0,
 ) -> list[bytes]:
-    """A whole frame in pieces, for this offset of this segment and no other place."""
+    """A whole frame in pieces, for this offset of this segment and no other place.
+
+    `table` and `raw_size` are those of the payloads, where the caller has them already.
+    """
     count = len(payloads)
-    sizes = list(map(len, payloads))
-    raw_size = sum(sizes)
-    # Lengths in the even places of the table, checksums in the odd ones.
-    rows = array("I", bytes(TABLE_ROW * count))
-    rows[::2] = array("I", sizes)
-    rows[1::2] = array("I", list(map(crc32, payloads)))
-    if sys.byteorder == "big":
-        rows.byteswap()
-    table = rows.tobytes()
+    if table is None:
+        sizes, table = encode_table(payloads)
+        raw_size = sum(sizes)
     body: Sequence[bytes] = payloads
     body_size, body_crc = raw_size, 0
     if codec:

@@ -293,7 +293,8 @@ class Writer:
         if len(payloads) == 1 or whole <= fmt.FRAME_BYTES:
             return self._encode_one(frame, payloads, target, (frame.first, offset, 0), whole)
         pieces: list[bytes] = []
-        ends = list(accumulate(map(len, payloads)))
+        sizes, table = fmt.encode_table(payloads)
+        ends = list(accumulate(sizes))
         at = before = total = 0
 
         def size_up_to(last: int) -> int:
@@ -306,7 +307,9 @@ class Writer:
                 flags = (fmt.CONTINUED if at else 0) | (fmt.MORE if stop < len(payloads) else 0)
             place = (frame.first + at, offset + total, flags)
             frame.parts.append(place[:2])
-            part, size = self._encode_one(frame, payloads[at:stop], target, place, size_up_to(stop - 1))
+            rows = table[fmt.TABLE_ROW * at : fmt.TABLE_ROW * stop]
+            whole = size_up_to(stop - 1)
+            part, size = self._encode_one(frame, payloads[at:stop], target, place, whole, table=rows)
             pieces += part
             total += size
             at, before = stop, ends[stop - 1]
@@ -319,6 +322,8 @@ class Writer:
         target: segment.SegmentWriter,
         place: tuple[int, int, int],
         plain_size: int,
+        *,
+        table: bytes | None = None,
     ) -> tuple[list[bytes], int]:
         pieces = fmt.encode_frame(
             payloads,
@@ -330,6 +335,8 @@ class Writer:
             marker=target.marker,
             offset=place[1],
             flags=place[2],
+            table=table,
+            raw_size=plain_size - fmt.FRAME_HEADER - fmt.TABLE_ROW * len(payloads),
         )
         return pieces, sum(map(len, pieces)) if self._codec else plain_size
 
