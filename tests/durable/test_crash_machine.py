@@ -211,6 +211,26 @@ def test_every_prefix_of_every_run_recovers(steps, seed, compression, limits):
 
 
 class CrashMachine(RuleBasedStateMachine):
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+def test_drops_before_a_segment_is_abandoned_are_not_in_the_way_of_the_next(order):
+    async def scenario() -> None:
+        work = Work(RecordingFiles(), **DROPPING, order=order)
+        for action, count, size, level in [
+            ("open", 1, 0, "always"),
+            ("gather", 3, 66, "always"),
+            ("break", 1, 0, "always"),
+            ("gather", 1, 0, "interval"),
+            ("put_many", 7, 0, "always"),  # drops the first three, and then their segment is found bad
+            *[("gather", 1, 0, "always")] * 9,
+        ]:
+            await work.step(action, count, size, level)
+            queue = work.queue
+            assert queue is not None
+            assert all(extent.first < extent.stop for extent in queue._state.backlog.extents)
+
+    run(scenario())
+
+
     """The queue lives through crash after crash; between them it has to behave."""
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from durable_kit import RecordingFiles, drain, opened
 
 from batchqueue_async.durable import state
 from batchqueue_async.durable.disk.format import SegmentHeader
+from batchqueue_async.durable.state.backlog import Backlog, Extent, Load
 from batchqueue_async.durable.state.delays import Delays
 from batchqueue_async.durable.state.frame import Frame, Run
 from batchqueue_async.durable.state.record_index import RecordIndex
@@ -238,3 +239,14 @@ def test_the_state_of_a_queue_never_awaits():
     for module in Path(folder).glob("*.py"):
         nodes = ast.walk(ast.parse(module.read_text(encoding="utf-8")))
         assert not [node.lineno for node in nodes if isinstance(node, waiting)], module.name
+
+
+def test_an_extent_goes_with_the_last_of_its_records_that_are_wanted():
+    """The oldest three are dropped while the newest are read: nothing is left to read then, though frames are."""
+    backlog = Backlog(RecordIndex([]), newest_first=True, memory_bytes=1 << 20, memory_blocks=100)
+    extent = Extent(1, (0, 300), (1, 7), 0)
+    backlog.add_extent(extent)
+    extent.first = 4
+    backlog.loaded(Load(extent, 100, 300, 4), [Run(4, Frame(1, [b""] * 3, 0, 0), 0, 3, 0)], 300, (4, 7))
+    assert not backlog.extents
+    assert backlog.oldest() == backlog.window[0]

@@ -508,6 +508,8 @@ class LeaseManager:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
         return False
+            if not count:
+                return True
 
     def _read_again(self) -> None:
         self._paused = False

@@ -77,8 +77,11 @@ class Loader:
         found.unreadable = walk.unreadable
         return found
 
-    def index(self, number: int, marker: bytes, place: tuple[int, int], least_seq: int) -> array[int]:
-        """The offsets of the frames between two offsets."""
+    def index(
+        self, number: int, marker: bytes, place: tuple[int, int], least_seq: int
+    ) -> tuple[array[int], array[int]]:
+        """The offsets of the frames between two offsets, and their first numbers."""
+        offsets, firsts = array("Q"), array("Q")
         try:
             walk = segment.Walk(
                 self._files,
@@ -89,10 +92,14 @@ class Loader:
                 next_seq=least_seq,
                 bodies=False,
             )
-            return array("Q", (item.offset for item in walk if isinstance(item, segment.Found)))
+            for item in walk:
+                if isinstance(item, segment.Found):
+                    offsets.append(item.offset)
+                    firsts.append(item.header.first_seq)
         except OSError:
             self.forget([number])
             raise
+        return offsets, firsts
 
     def forget(self, numbers: list[int]) -> None:
         """Segments that are deleted: an open descriptor would keep their room on the disk."""

@@ -37,12 +37,12 @@ class Rereading:
         """
         state = self._state
         extent = load.extent
-        if extent not in state.backlog.extents:
+        newest_first = state.config.order == "freshest"
+        if not state.backlog.is_next(extent):
             return None
         entry = state.segments[extent.segment]
         ready: list[list[Run]] = []
         count = 0
-        newest_first = state.config.order == "freshest"
         for frame, damaged in reversed(found.frames) if newest_first else found.frames:
             if count >= _PORTION:
                 break
@@ -52,19 +52,17 @@ class Rereading:
         if newest_first:
             ready.reverse()
         missing = self._unread if found.unreadable else self._lost
-        low = extent.first if load.start == extent.start else None
+        # What was wanted of the piece, though none of its frames may have been found. Older ones may be gone meanwhile.
+        seq = low = extent.first if load.start == extent.start else max(extent.first, load.first)
         high = extent.stop if part.stopped_at >= extent.end else None
-        seq = low
         for frame, _ in part.frames:
-            if seq is not None and frame.first > seq:
+            if frame.first > seq:
                 missing(entry, seq, frame.first)
-            seq = frame.first + frame.count
+            seq = max(seq, frame.first + frame.count)
             entry.remember(frame.first, frame.offset)
-        if seq is not None and high is not None and seq < high:
+        if high is not None and seq < high:
             missing(entry, seq, high)
-        first = part.frames[0][0].first if part.frames else extent.first
-        last = seq if seq is not None else extent.stop
-        state.backlog.loaded(load, list(chain.from_iterable(ready)), part.stopped_at, (first, high or last))
+        state.backlog.loaded(load, list(chain.from_iterable(ready)), part.stopped_at, (low, high or seq))
         return rest
 
     def _ready(self, entry: Segment, frame: Frame, damaged: list[int], extent: Extent, found: Loaded) -> list[Run]:
@@ -133,18 +131,24 @@ class Rereading:
         state.counters.damaged += state.settle_range(entry, acklog.LOST, low, high)
 
     def unreadable(self, item: Extent | Stretch) -> int:
-        """Records that can't be read in this run; they stay on the disk for the next."""
+        """Records that can't be read in this run; they stay on the disk for the next.
+
+        None, where they have been dropped meanwhile: that may be why their segment could not be opened.
+        """
         state = self._state
-        if isinstance(item, Extent):
-            entry = state.segments[item.segment]
+        entry = state.segments.get(item.segment if isinstance(item, Extent) else item.number)
+        if entry is None:
+            return 0
+        if not isinstance(item, Extent):
+            parts = state.index.read(entry, item.low, item.high)
+        elif item in state.backlog.extents:
             state.backlog.forget(item)
             parts = list(entry.settled.missing(item.first, item.stop))
         else:
-            entry = state.segments[item.number]
-            parts = state.index.read(entry, item.low, item.high)
-        entry.unreadable = True
-        count = sum(high - low for low, high in parts)
-        state.counters.unreadable += count
+            parts = []
+        if count := sum(high - low for low, high in parts):
+            entry.unreadable = True
+            state.counters.unreadable += count
         return count
 
 
@@ -155,10 +159,10 @@ def _cut(load: Load, found: Loaded, count: int, *, newest_first: bool) -> tuple[
         return load, found, None
     if newest_first:
         cut = len(frames) - count
-        place = frames[cut][0].offset
+        oldest = frames[cut][0]
         part = Loaded(found.stopped_at, frames[cut:])
-        found.frames, found.stopped_at = frames[:cut], place
-        return load._replace(start=place), part, load._replace(end=place)
+        found.frames, found.stopped_at = frames[:cut], oldest.offset
+        return load._replace(start=oldest.offset, first=oldest.first), part, load._replace(end=oldest.offset)
     place = frames[count][0].offset
     found.frames = frames[count:]
     return load, Loaded(place, frames[:count]), load._replace(start=place)

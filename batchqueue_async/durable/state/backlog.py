@@ -8,6 +8,7 @@ back from a lease keep their payloads while the window has room for them; the ot
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,8 +33,8 @@ _KEPT = 500
 class Extent:
     """Frames of one segment that are only on the disk: bytes `start` to `end`.
 
-    `first` to `stop` are the records that are still wanted; `floor`, the number that the frame at `start` may begin
-    with, is lower where dropping has ended inside a frame.
+    `first` to `stop` are the records that are still wanted, at least one of them: an extent without any is not in the
+    backlog any longer. `floor`, the number that the frame at `start` may begin with, is lower where some were dropped.
     """
 
     __slots__ = ("busy", "end", "first", "floor", "index", "newest_ns", "segment", "start", "stop")
@@ -44,16 +45,18 @@ class Extent:
         self.first, self.stop = seqs
         self.floor = self.first
         self.newest_ns = newest_ns
-        self.index: array[int] | None = None
+        # Of its frames, where they begin, and their first numbers.
+        self.index: tuple[array[int], array[int]] | None = None
         self.busy = False
 
 
 class Load(NamedTuple):
-    """A piece of an extent to read; `offsets` asks for where its frames are instead."""
+    """A piece of an extent, from record `first` on, to read; `offsets` asks for where its frames are instead."""
 
     extent: Extent
     start: int
     end: int
+    first: int
     offsets: bool = False
 
 
@@ -181,7 +184,8 @@ class Backlog:
         if last is not None and last.segment == frame.segment and last.end == frame.offset and not last.busy:
             last.end, last.stop, last.newest_ns = end, stop, max(last.newest_ns, frame.enqueued_ns)
             if last.index is not None:
-                last.index.append(frame.offset)
+                last.index[0].append(frame.offset)
+                last.index[1].append(frame.first)
         else:
             self.extents.append(Extent(frame.segment, (frame.offset, end), (frame.first, stop), frame.enqueued_ns))
 
@@ -277,37 +281,45 @@ class Backlog:
             return None
         if not self._newest_first:
             extent = self.extents[0]
-            return Load(extent, extent.start, extent.end)
+            return Load(extent, extent.start, extent.end, extent.first)
         if self.window:
             return None
         extent = self.extents[-1]
         if extent.index is None:
-            return Load(extent, extent.start, extent.end, offsets=True)
-        at = len(extent.index)
-        while at and extent.end - extent.index[at - 1] <= size:
-            at -= 1
-        at = min(at, len(extent.index) - 1)
-        return Load(extent, extent.index[at] if at > 0 else extent.start, extent.end)
+            return Load(extent, extent.start, extent.end, extent.first, offsets=True)
+        offsets, firsts = extent.index
+        at = min(bisect_left(offsets, extent.end - size), len(offsets) - 1)
+        if at <= 0:
+            return Load(extent, extent.start, extent.end, extent.first)
+        return Load(extent, offsets[at], extent.end, firsts[at])
 
-    def indexed(self, load: Load, offsets: array[int]) -> None:
-        """The offsets of an extent's frames have been read."""
-        load.extent.index = offsets
+    def indexed(self, load: Load, index: tuple[array[int], array[int]]) -> None:
+        """The offsets of an extent's frames have been read, and their first numbers."""
+        load.extent.index = index
+
+    def is_next(self, extent: Extent) -> bool:
+        """Whether what was read of an extent may come in: it was not dropped meanwhile, and nothing goes before it.
+
+        In `freshest` order newer frames may have left the memory while it was read: they would come after it else.
+        """
+        return extent is self.extents[-1] if self._newest_first and self.extents else extent in self.extents
 
     def loaded(self, load: Load, runs: list[Run], stopped_at: int, seqs: tuple[int, int]) -> None:
         """A piece has been read up to `stopped_at`; it held `seqs`, and `runs` are what is left to deliver of them."""
         extent = load.extent
-        if extent not in self.extents:
-            return  # it was dropped while it was read
         self.window_bytes += sum(map(run_cost, runs))
         if self._newest_first:
             self.window.extendleft(reversed(runs))
             extent.end, extent.stop = load.start, seqs[0]
-            while extent.index and extent.index[-1] >= load.start:
-                extent.index.pop()
+            if extent.index is not None:
+                at = bisect_left(extent.index[0], load.start)
+                for column in extent.index:
+                    del column[at:]
         else:
             self.window.extend(runs)
             extent.start, extent.first, extent.floor = stopped_at, max(seqs[1], extent.first), seqs[1]
-        if extent.start >= extent.end:
+        if extent.start >= extent.end or extent.first >= extent.stop:
+            # All of it was read, or what is left of it was dropped before.
             self.extents.remove(extent)
 
     def relocate(self, source: int, offset: int, first_seq: int, target: int, shift: int) -> None:
@@ -318,10 +330,8 @@ class Backlog:
                 moved.append(extent)
                 continue
             start = max(extent.start, offset)
-            if extent.start < offset:
-                kept = Extent(
-                    source, (extent.start, offset), (min(extent.first, first_seq), first_seq), extent.newest_ns
-                )
+            if extent.first < first_seq:
+                kept = Extent(source, (extent.start, offset), (extent.first, first_seq), extent.newest_ns)
                 kept.floor = extent.floor
                 moved.append(kept)
             seqs = (max(extent.first, first_seq), extent.stop)
