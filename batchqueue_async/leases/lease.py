@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from asyncio import sleep
 from bisect import bisect_right
-from itertools import repeat
+from itertools import islice, repeat
 from operator import index
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -11,6 +12,7 @@ import msgspec
 
 from batchqueue_async.durable.state.ranges import RangeSet
 from batchqueue_async.errors import ConfigError
+from batchqueue_async.leases.run import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from batchqueue_async.leases.run import Run
 
 _NS = 1e-9
+# Ranges of records that one step of the loop settles.
+_PORTION = 150
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -173,9 +177,17 @@ class Lease:
     async def ack(self, seqs: Iterable[int] | None = None) -> int:
         """The records are done with, all or these; the answer is how many were still this lease's.
 
-        After the lease's time is over this does nothing: the records are, or will be, somebody else's.
+        After the lease's time is over this does nothing: the records are, or will be, somebody else's. Thousands that
+        are not next to each other take several steps of the loop: cancelled between two, it has settled a part.
         """
-        return self._owner.ack(self, self._take(seqs))
+        if seqs is None and self._left is None and len(self._all) <= _PORTION:
+            return self._owner.ack(self, self.forfeit())
+        count = 0
+        for taken, more in self._portions(seqs):
+            count += self._owner.ack(self, taken)
+            if more:
+                await sleep(0)
+        return count
 
     async def nack(
         self,
@@ -188,40 +200,74 @@ class Lease:
     ) -> int:
         """Deliver the records again, all or these, not before `delay` seconds; `reason` is for the counts.
 
+        Of thousands it gives back a part in each step of the loop, as `ack` settles them.
+
         Not `counted`, this lease is no attempt: nobody tried what the records are for. `more` attempts were made on
         this lease besides the one that it counts for.
         """
         if not isinstance(delay, int | float) or not delay >= 0:
             raise ConfigError(f"Lease.nack: delay={delay!r} is below 0; give 0 or more seconds")
-        taken = self._take(seqs)
-        if more or not counted:
-            taken = [run._replace(attempts=run.attempts + more - (not counted)) for run in taken]
-        return self._owner.nack(self, taken, delay, reason)
+        count = 0
+        extra = more - (not counted)
+        for taken, goes_on in self._portions(seqs):
+            back = [run._replace(attempts=run.attempts + extra) for run in taken] if extra else taken
+            count += self._owner.nack(self, back, delay, reason)
+            if goes_on:
+                await sleep(0)
+        return count
 
     async def dead_letter(self, reason: str, seqs: Iterable[int] | None = None) -> int:
-        """Move the records, all or these, to the dead letters with this reason; returns when they are durable there."""
-        return await self._owner.bury(self, self._take(seqs), reason)
+        """Move the records, all or these, to the dead letters with this reason; returns when they are durable there.
+
+        Thousands that are not next to each other go part by part: when it is cancelled, or fails, some have been moved,
+        and the others are still this lease's.
+        """
+        count = 0
+        for taken, more in self._portions(seqs):
+            count += await self._owner.bury(self, taken, reason)
+            if more:
+                await sleep(0)
+        return count
 
     def extend(self) -> None:
         """Let the lease's time begin anew; nothing when it is over."""
         if self.unsettled:
             self._owner.extend(self)
 
-    def _take(self, seqs: Iterable[int] | None) -> list[Run]:
+    def _portions(self, seqs: Iterable[int] | None) -> Iterator[tuple[list[Run], bool]]:
+        """What one step of the loop settles of these records, or of all, and whether there is more."""
         if seqs is None:
-            return self.forfeit()
+            if self._left is None and len(joined(self._all)) > _PORTION:
+                self._by_number()
+                yield [], True
+            while self._left is not None and len(self._left) > _PORTION:
+                yield self._take(list(islice(self._left, _PORTION))), True
+            yield self.forfeit(), False
+            return
+        ranges = self._ranges(seqs)
+        for at in range(0, max(1, len(ranges)), _PORTION):
+            yield self._take(ranges[at : at + _PORTION]), at + _PORTION < len(ranges)
+
+    def _ranges(self, seqs: Iterable[int]) -> list[tuple[int, int]]:
+        """These numbers, which are all of this lease, as ranges."""
         try:
             wanted = sorted({index(seq) for seq in seqs})
         except TypeError as error:
             raise ConfigError(f"Lease: seqs={seqs!r}: {error}; give the `seq` of its records") from error
         self._must_have(wanted)
-        left = self._by_number()
-        taken: list[Run] = []
+        ranges: list[tuple[int, int]] = []
         at = 0
         while at < len(wanted):
             low = high = wanted[at]
             while at < len(wanted) and wanted[at] == high:
                 at, high = at + 1, high + 1
+            ranges.append((low, high))
+        return ranges
+
+    def _take(self, ranges: list[tuple[int, int]]) -> list[Run]:
+        left = self._by_number()
+        taken: list[Run] = []
+        for low, high in ranges:
             for part in list(left.present(low, high)):
                 left.remove(*part)
                 taken += self._parts(*part)
@@ -230,12 +276,18 @@ class Lease:
     def _by_number(self) -> RangeSet:
         if self._left is None:
             self._sort()
-            self._left = RangeSet((run.seq, run.end) for run in self._in_order)
+            ranges: list[tuple[int, int]] = []
+            for low, high, _ in joined(self._in_order):
+                if ranges and ranges[-1][1] == low:
+                    ranges[-1] = ranges[-1][0], high  # they were leased before, and not as often
+                else:
+                    ranges.append((low, high))
+            self._left = RangeSet.of_rising(ranges)
         return self._left
 
     def _sort(self) -> list[int]:
         if self._starts is None:
-            self._in_order = sorted(self._all, key=_seq_of)
+            self._in_order = sorted(self._all)  # by number: no two have the same
             self._starts = [run.seq for run in self._in_order]
         return self._starts
 
@@ -258,7 +310,3 @@ class Lease:
 
 # What is left of a lease that has given everything away. Nothing is ever put into it.
 _NOTHING = RangeSet()
-
-
-def _seq_of(run: Run) -> int:
-    return run.seq

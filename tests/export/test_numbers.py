@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from export_kit import Destination, exporter
+from export_kit import Destination, exporter, inline
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,3 +114,26 @@ async def test_another_thread_sees_counts_that_add_up_while_records_flow():
         await reading
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize("forward", [False, True], ids=["letters", "forwarded"])
+@pytest.mark.parametrize("said", [bq.PermanentError("no"), bq.RetryableError("later")], ids=["refused", "again"])
+async def test_counts_add_up_in_each_turn_of_the_loop_while_a_torn_batch_is_settled(tmp_path, forward, said):
+    # Each second record is refused, so that neither what was taken nor what was not is next to each other.
+    refused = dict.fromkeys(range(0, 2_000, 2), said)
+    sink = Destination(answer=lambda batch: bq.SendResult(rejected=refused) if len(batch) == 2_000 else None)
+    config = bq.ExportConfig(path=tmp_path / "q", batch=bq.BatchPolicy(linger=0.0, max_records=2_000))
+    async with exporter(Destination()) as letters:
+        elsewhere = letters if forward else None
+        async with bq.Exporter(sink, config, name="test", dead_letters=elsewhere, open_queue=inline) as each:
+            await each.consume([b"%d" % number for number in range(2_000)])
+            seen = set()
+            for _ in range(400):
+                stats = each.stats()
+                assert stats.adds_up
+                seen.add(stats.delivered)
+                await asyncio.sleep(0)
+            assert len(seen) > 5  # it was settled in several turns
+            await each.flush()
+            assert each.stats().adds_up
+            assert each.stats().delivered == (1_000 if isinstance(said, bq.PermanentError) else 2_000)

@@ -288,6 +288,41 @@ async def test_a_disk_that_is_full_for_dead_letters_keeps_the_records(tmp_path, 
     assert "dead_letters_failed" in [event["event"] for event in logs]
 
 
+async def test_a_disk_that_fills_up_amid_dead_letters_keeps_the_others_and_counts_those_that_went(logs):
+    """They are moved in several steps when they are apart from each other: a part may be, when one fails."""
+    files = RecordingFiles()
+    syncs = 0
+
+    def full(call, path):
+        nonlocal syncs
+        syncs += call == "sync" and path.parent.name == "dead"
+        # The first sync is of the segment's header.
+        return OSError(errno.ENOSPC, "full") if path.parent.name == "dead" and call != "read" and syncs > 2 else None
+
+    reported = []
+    refused = SendResult(rejected=dict.fromkeys(range(0, 1_000, 2), bq.PermanentError("400")))
+    sink = Destination(answer=script(refused))
+    config = bq.ExportConfig(
+        path="/queue",
+        batch=bq.BatchPolicy(max_records=1_000, linger=60.0),
+        retry=bq.RetryPolicy(isolate=False),
+        on_dead_letter=lambda records, _: reported.extend(records),
+    )
+    export = bq.Exporter(sink, config, name="test", open_queue=lambda path, config: inline(path, config, files=files))
+    async with export:
+        files.fault = full
+        await export.consume(list(range(1_000)))
+        await advance(61.0)
+        assert "dead_letters_failed" in [event["event"] for event in logs]
+        assert check(export).dead_lettered == len(reported) == 150
+        files.fault = None
+        await export.flush(timeout=1e4)
+        stats = check(export)
+        assert (stats.delivered, stats.dead_lettered) == (850, 150)
+        assert reported == list(range(0, 300, 2))
+        assert sorted(sink.calls[1]) == list(range(300, 1_000, 2))
+
+
 async def test_a_fault_of_ours_costs_one_delivery_and_is_told(logs):
     sink = Destination()
     async with exporter(sink) as export:

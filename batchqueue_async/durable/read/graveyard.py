@@ -10,7 +10,7 @@ from batchqueue_async.durable import dead_letters
 from batchqueue_async.errors import BatchQueueError, DiskFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from batchqueue_async.durable.dead_letters import DeadLetter
     from batchqueue_async.durable.queue import DurableQueue
@@ -39,23 +39,21 @@ class DeadLetterQueue:
 
     async def bury(self, runs: list[Run], reason: str) -> None:
         """Write records among the dead letters; returns when they are durable there."""
-        now = self._clock()
-        letters = [
-            dead_letters.encode(
-                payload,
-                reason=reason,
-                attempts=run.attempts,
-                seq=run.seq + at,
-                enqueued_ns=run.frame.enqueued_ns,
-                died_ns=now,
-            )
-            for run in runs
-            for at, payload in enumerate((run.frame.payloads or [])[run.low : run.high])
-        ]
+        letters: list[bytes] = []
+        size = 0
         dead = await self._opened()
-        for part in _parts(letters):
-            # One after the other: if a later part fails, the records of this one are in both places, and in none lost.
-            await dead.put_many(part, durability="always")
+        for count, letter in enumerate(_encoded(runs, reason, self._clock()), 1):
+            if letters and size + len(letter) > _BATCH_BYTES:
+                # As many as a round takes, one after the other: if a later part fails, the records of this one are in
+                # both places, and in none lost.
+                await dead.put_many(letters, durability="always")
+                letters, size = [], 0
+            letters.append(letter)
+            size += len(letter)
+            if count % _BATCH == 0:
+                await asyncio.sleep(0)
+        if letters:
+            await dead.put_many(letters, durability="always")
 
     async def list(self, limit: int) -> list[DeadLetter]:
         """The first dead letters."""
@@ -145,18 +143,17 @@ def _letters(lease: Lease) -> list[DeadLetter]:
     return [letter for letter in found if letter is not None]
 
 
-def _parts(letters: list[bytes]) -> Iterable[list[bytes]]:
-    """Letters in puts of a size that a round takes, and of one at least."""
-    part: list[bytes] = []
-    size = 0
-    for letter in letters:
-        if part and size + len(letter) > _BATCH_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(letter)
-        size += len(letter)
-    if part:
-        yield part
+def _encoded(runs: Iterable[Run], reason: str, now: int) -> Iterator[bytes]:
+    for run in runs:
+        for at, payload in enumerate((run.frame.payloads or [])[run.low : run.high]):
+            yield dead_letters.encode(
+                payload,
+                reason=reason,
+                attempts=run.attempts,
+                seq=run.seq + at,
+                enqueued_ns=run.frame.enqueued_ns,
+                died_ns=now,
+            )
 
 
 def _succeeded(task: asyncio.Task[DurableQueue]) -> bool:

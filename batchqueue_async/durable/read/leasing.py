@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections import deque
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
@@ -94,6 +95,8 @@ class LeaseManager:
         # Each with its time: uvloop answers a timer that is due at once with a plain handle, which has no `when`.
         self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
         self._burials: set[asyncio.Task[None]] = set()
+        # What is on its way to the dead letters: no lease has it, and it is leased.
+        self._moving: dict[int, list[Run]] = {}
         self._closed = self._forked = False
         self._newest_first = state.config.order == "freshest"
         self._timeout = state.config.lease_timeout
@@ -246,7 +249,8 @@ class LeaseManager:
 
     def outstanding(self) -> Iterable[Run]:
         """Every run that is leased."""
-        return [run for lease in self._leases.values() for run in lease.unsettled_runs]
+        owned = chain(self._moving.values(), (lease.unsettled_runs for lease in self._leases.values()))
+        return list(chain.from_iterable(owned))
 
     # What a lease asks for
 
@@ -274,9 +278,11 @@ class LeaseManager:
         self._check()
         if not runs:
             return 0
+        self._moving[id(runs)] = runs
         try:
             await self._bury(runs, reason)
         except BaseException:
+            del self._moving[id(runs)]
             # Cancelled or failed: they may be in the dead letters, and are still this lease's, or ready again.
             if not self._closed and id(lease) in self._leases and self._leases[id(lease)] is lease:
                 lease.restore(runs)
@@ -284,6 +290,7 @@ class LeaseManager:
                 self._state.give_back(runs, reason, None)
                 self._after_change()
             raise
+        del self._moving[id(runs)]
         self._settled(lease)
         count = self._state.bury(runs, reason)
         self._after_change()
@@ -501,6 +508,8 @@ class LeaseManager:
             return True
         if isinstance(error, OSError):
             count = self._rereading.unreadable(item)
+            if not count:
+                return True
             log.error("durable_records_unreadable", path=str(self._path), records=count, error=str(error))
             return True
         # Not the disk's fault but, for one, a codec that isn't installed: the caller can mend it, and is told.
@@ -508,8 +517,6 @@ class LeaseManager:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
         return False
-            if not count:
-                return True
 
     def _read_again(self) -> None:
         self._paused = False

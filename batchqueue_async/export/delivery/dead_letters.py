@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchqueue_async._support import log
 from batchqueue_async._support.log import describe
+from batchqueue_async.export.delivery.leased_batch import STEP, portions
 from batchqueue_async.export.send_queue.weight import weigh
 from batchqueue_async.export.stats import GivenUp
 
@@ -49,21 +50,31 @@ class DeadLetters:
         """Records are given up for this reason; where they can't be kept, the send queue keeps them."""
         context = self._context
         records = batch.take_originals(places)
+        gone = 0
+        moved: list[int] = []
         try:
             if self.forward is None:
-                gone = await batch.dead_letter(why, places)
+                for part in _pieces(batch, places):
+                    done = await batch.dead_letter(why, part)
+                    context.counts.given_up(done, why)
+                    gone += done
+                    moved += part
             else:
                 async with asyncio.timeout(context.config.send_timeout):
                     await self.forward(
                         [{"exporter": context.name, "reason": why, "record": record} for record in records]
                     )
-                gone = await batch.ack(places)
-                context.counts.forwarded += gone
+                async for part in portions(batch, places):
+                    done = await batch.ack(part)
+                    context.counts.forwarded += done
+                    context.counts.given_up(done, why)
+                    gone += done
         except Exception as error:  # noqa: BLE001 - a disk that is full, a destination that is not open: kept meanwhile
             log.error("dead_letters_failed", exporter=context.name, records=len(places), **describe(error))
             await batch.nack(context.backoff.ceiling(batch.attempts), places, reason="dead_letters_failed")
-            return
-        context.counts.given_up(gone, why)
+            if not moved:
+                return
+            records = batch.take_originals(moved)
         log.warning("records_given_up", exporter=context.name, records=gone, reason=why)
         if self._keep:
             self._remember(records, why)
@@ -109,3 +120,11 @@ class DeadLetters:
                     await answer
         except Exception as error:  # noqa: BLE001 - the user's function: what it misses is in the log
             log.error("on_dead_letter_failed", exporter=self._context.name, **describe(error))
+
+
+def _pieces(batch: Batch, places: Sequence[int]) -> list[Sequence[int]]:
+    """The places in pieces that a lease moves as one: of one that fails nothing has gone, and what went is known."""
+    numbers = batch.numbers_at(places)
+    if len(places) <= STEP or max(numbers) - min(numbers) < len(places):
+        return [places]
+    return [places[low : low + STEP] for low in range(0, len(places), STEP)]

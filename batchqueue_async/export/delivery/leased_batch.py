@@ -5,6 +5,7 @@ A record is known by its place in the batch. Whole batches, by far the most, are
 
 from __future__ import annotations
 
+import asyncio
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,11 +13,14 @@ from batchqueue_async.errors import PermanentError
 from batchqueue_async.export.delivery.part_lease import PartLease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 
     from batchqueue_async.export.send_queue.protocol import QueueLease, Span
 
 _Lease = TypeVar("_Lease")
+
+STEP = 150
+"""Records that one step of the loop settles: no more than a lease settles in one, so that none is settled uncounted."""
 
 
 class Batch:
@@ -306,3 +310,15 @@ class LeasedBatch(Batch):
             if at > low:
                 shares.append((lease, [place - start for place in ordered[low:at]]))
         return shares
+
+
+async def portions(batch: Batch, places: Sequence[int]) -> AsyncIterator[Sequence[int]]:
+    """Places to settle, so many between two turns of the loop; a batch as a whole costs no more than a record."""
+    if len(places) <= STEP or len(places) == len(batch) or isinstance(places, range):
+        if places:
+            yield places
+        return
+    for low in range(0, len(places), STEP):
+        if low:
+            await asyncio.sleep(0)
+        yield places[low : low + STEP]

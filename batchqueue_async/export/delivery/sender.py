@@ -30,14 +30,14 @@ from batchqueue_async.export.delivery.classify import (
     reason,
     words,
 )
-from batchqueue_async.export.delivery.leased_batch import LeasedBatch
+from batchqueue_async.export.delivery.leased_batch import STEP, LeasedBatch, portions
 from batchqueue_async.export.delivery.send_plan import SendPlan
 from batchqueue_async.export.delivery.stuck import as_it_is
 from batchqueue_async.export.send_queue.attempt_log import SUSPECT
 from batchqueue_async.sinks.base import KeyedSink, PreparingSink, SendResult
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    from collections.abc import Awaitable, Sequence
 
     from batchqueue_async.export.control.send_gate import SendPermit
     from batchqueue_async.export.delivery.context import ExportContext
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from batchqueue_async.export.delivery.leased_batch import Batch
     from batchqueue_async.export.delivery.waiters import DeliveryWaiters
     from batchqueue_async.export.send_queue.attempt_log import AttemptLog
-
-# Records that are looked at between two turns of the loop.
-_STEP = 200
 
 
 class BatchSender:
@@ -446,7 +443,7 @@ class BatchSender:
 
     async def _nack(self, batch: Batch, delay: float, places: Sequence[int], why: str, *, counted: bool = True) -> None:
         """Give records back, so many between two turns of the loop."""
-        async for part in _portions(batch, places):
+        async for part in portions(batch, places):
             await batch.nack(delay, part, reason=why, counted=counted)
 
     async def _unexhausted(self, batch: Batch, places: Sequence[int], error: BaseException) -> Sequence[int]:
@@ -490,7 +487,7 @@ class BatchSender:
         if self._context.stuck:
             self._context.stuck.settled(numbers)
         with self._waiters.settling(numbers):
-            async for part in _portions(batch, places):
+            async for part in portions(batch, places):
                 done = await batch.ack(part)
                 counts.delivered += done
                 counts.delivered_bytes += batch.weight * done // len(batch)
@@ -568,7 +565,7 @@ class BatchSender:
         found: dict[tuple[type, str, float | None], tuple[BaseException, list[int]]] = {}
         wrong = 0
         for count, (index, error) in enumerate(rejected.items()):
-            if count % _STEP == _STEP - 1:
+            if count % STEP == STEP - 1:
                 await asyncio.sleep(0)
             if type(index) is not int or not 0 <= index < len(places):
                 wrong += 1
@@ -583,18 +580,6 @@ class BatchSender:
             error = PermanentError(f"the sink rejected records that are not in its batch of {len(places)}")
             return [(error, [places[0]])]
         return list(found.values())
-
-
-async def _portions(batch: Batch, places: Sequence[int]) -> AsyncIterator[Sequence[int]]:
-    """Places to settle, so many between two turns of the loop; a batch as a whole costs no more than a record."""
-    if len(places) <= _STEP or len(places) == len(batch) or isinstance(places, range):
-        if places:
-            yield places
-        return
-    for low in range(0, len(places), _STEP):
-        if low:
-            await asyncio.sleep(0)
-        yield places[low : low + _STEP]
 
 
 def _is_apart(batch: Batch) -> bool:
