@@ -7,8 +7,10 @@ import contextlib
 
 import pytest
 from intake.rabbit_tools import LIMIT, plan, side
+from structlog.testing import capture_logs
 
 from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError
+from batchqueue_async.intake.amqp import session as amqp_session
 from batchqueue_async.intake.amqp.broker import Broker
 from batchqueue_async.intake.amqp.session import open_session
 from batchqueue_async.intake.ports import DeadLetter, Outcomes, Retry, Room, SessionLostError
@@ -123,14 +125,41 @@ class TestSettling:
                 await take(found, 7)
                 await broker.reaches(13)
 
-    async def test_bytes_bound_what_is_read(self, rabbit_server, name):
+    async def test_bytes_bound_what_is_held_here_and_by_the_pool_together(self, rabbit_server, name):
         async with side(rabbit_server, name) as broker:
             await broker.publish(*[b"x" * 500_000] * 40)
             async with session(rabbit_server, name, prefetch=1000, prefetch_bytes=1 << 20) as found:
-                await asyncio.sleep(0.5)
-                assert found._buffered < 8 << 20  # a bound and what was on its way, not the 20 MB
-                taken = await take(found, 40, Room(1000, 1 << 20))
-                assert len(taken) == 40
+                seen = 0
+                while seen < 40:
+                    held = []
+                    async with asyncio.timeout(LIMIT):
+                        # Until no more can come, or all are here.
+                        while (found._reading or found._buffer) and seen + len(held) < 40:
+                            held += await found.take(WIDE) if found._buffer else []
+                            await asyncio.sleep(0.01)
+                    assert 1 <= len(held) <= 4, "what was taken counts until it is settled"
+                    await found.settle(acked(*held))
+                    seen += len(held)
+                await found.flush()
+            assert await broker.count() == 0
+
+    async def test_in_74_a_broker_can_write_while_handlers_take_long(self, rabbit_server, name, monkeypatch):
+        monkeypatch.setattr(amqp_session, "_LONGEST_PAUSE", 0.2)
+        monkeypatch.setattr(amqp_session, "_BREATH", 3_000_000)
+        async with side(rabbit_server, name) as broker:
+            await broker.publish(*[b"x" * 500_000] * 40)
+            held = []
+            with capture_logs() as logs:
+                async with session(rabbit_server, name, prefetch=1000, prefetch_bytes=1 << 20) as found:
+                    held += await take(found, 40)  # nothing is settled: without a breath, the third is the last
+                    assert found._leeway <= 20_000_000 + 3_000_000
+                    await found.settle(acked(*held))
+                    assert found._reading
+                    assert not found._leeway
+                    await found.flush()
+            assert await broker.count() == 0
+        (said,) = [each for each in logs if each["event"] == "intake_bytes_above_bound"]
+        assert said["held"] > said["prefetch_bytes"] == 1 << 20
 
 
 class TestForwarding:

@@ -7,6 +7,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, RetryableError
 from batchqueue_async.intake.amqp.acks import AckWindow, Settlement
 from batchqueue_async.intake.amqp.broker import close_quietly
@@ -28,15 +29,21 @@ Reader: TypeAlias = Literal["stream", "client"]
 
 _CLOSE_GRACE = 2.0  # seconds
 _DEPTH_EVERY = 5.0  # seconds between questions for the queue's length
+# RabbitMQ closes a connection that it could not write to for 30 s (`tcp_listen_options.send_timeout`), and what is with
+# handlers would be repeated. So reading goes on sooner, for some bytes above the bound: enough to get through what the
+# sockets hold to the message that the broker is at, which is then read whole.
+_LONGEST_PAUSE = 10.0  # seconds
+_BREATH = 8 << 20
 
 
 class AmqpSession:
     """The state of one channel, from the first delivery to its end.
 
     Invariants: every tag in `_window` belongs to `_epoch`; `_lost` is set in the turn of the loop in which the epoch
-    ends, and after that nothing is written. What waits in `_buffer` is bounded by the prefetch, and in bytes by pausing
-    the transport. While it is paused no answer comes in: nothing is asked over this connection between the first
-    delivery and the stop, which lifts the bound, but for the queue's length, which can do without.
+    ends, and after that nothing is written. What the broker has sent and nobody has settled is bounded by the prefetch,
+    and in bytes (`_held`: here, waiting in the pool and with handlers, counted once) by pausing the transport. While it
+    is paused no answer comes in: nothing is asked over this connection between the first delivery and the stop, which
+    lifts the bound, but for the queue's length, which can do without.
 
     Attributes:
         arguments: what the queue was declared with, if `begin` was to find out.
@@ -53,9 +60,11 @@ class AmqpSession:
         self._epoch = Epoch(f"{queue}@{id(connection):x}")
         self._window = AckWindow()
         self._buffer: deque[AmqpDelivery] = deque()
-        self._buffered = 0  # bytes in it
+        self._held = 0
         self._reading = True
         self._bounded = True
+        self._leeway = 0  # what may be held above the bound by bytes, for the broker's sake
+        self._pause: asyncio.TimerHandle | None = None
         self.arguments: dict[str, str] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._lost: str | None = None
@@ -123,17 +132,20 @@ class AmqpSession:
             delivery = buffer.popleft()
             taken.append(delivery)
             left -= delivery.size
-            self._buffered -= delivery.size
-        self._mind_bytes()
         return taken
 
     async def settle(self, outcomes: Outcomes) -> None:
         """Acknowledge what is done up to the first open tag at once, what lies beyond alone; give back the released."""
+        freed = 0
         for delivery in cast("list[AmqpDelivery]", outcomes.acked):
+            freed += delivery.size
             self._window.done(delivery.tag)
-        if not (self.hand_over and self._stopped):
-            for delivery in cast("list[AmqpDelivery]", outcomes.released):
+        for delivery in cast("list[AmqpDelivery]", outcomes.released):
+            freed += delivery.size
+            if not (self.hand_over and self._stopped):
                 self._window.give_back(delivery.tag)
+        self._held -= freed
+        self._mind_bytes()
         await self._write()
 
     async def forward(self, delivery: Delivery, outcome: Retry | DeadLetter) -> None:
@@ -142,6 +154,8 @@ class AmqpSession:
         await self._publisher.publish(own, outcome)
         if not own.epoch.over:
             self._window.done(own.tag)
+            self._held -= own.size
+            self._mind_bytes()
             await self._write()
 
     async def flush(self) -> None:
@@ -181,8 +195,9 @@ class AmqpSession:
         if self._factory is not None:
             self._factory.stream.let_go()
         self._lose("it was closed")
-        if self._pulse is not None:
-            self._pulse.cancel()
+        for timer in (self._pulse, self._pause):
+            if timer is not None:
+                timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
         closing = [
@@ -255,24 +270,44 @@ class AmqpSession:
         if self.hand_over and self._stopped:
             return
         self._buffer.append(delivery)
-        self._buffered += delivery.size
-        if self._buffered > self._plan.prefetch_bytes:
+        self._held += delivery.size
+        if self._held > self._plan.prefetch_bytes:
             self._mind_bytes()
 
     def _mind_bytes(self) -> None:
-        """Stop reading while too many bytes wait here: the broker's bound is by messages alone."""
+        """Stop reading while too many bytes are held: the broker's bound is by messages alone."""
         if self._factory is None or self._lost is not None:
             return
-        full = self._bounded and self._buffered > self._plan.prefetch_bytes
+        above = self._held - self._plan.prefetch_bytes
+        if above <= 0:
+            self._leeway = 0
+        full = self._bounded and above > self._leeway
         if full == (not self._reading):
             return
         self._reading = not full
-        transport = self._factory.writer.transport
+        transport = cast("asyncio.Transport", self._factory.writer.transport)  # a socket's, which can be paused
         if full:
-            transport.pause_reading()  # type: ignore[attr-defined]
-        else:
-            self._factory.stream.rested()
-            transport.resume_reading()  # type: ignore[attr-defined]
+            transport.pause_reading()
+            self._pause = self._loop.call_later(_LONGEST_PAUSE, self._breathe)
+            return
+        if self._pause is not None:
+            self._pause.cancel()
+        self._factory.stream.rested()
+        transport.resume_reading()
+
+    def _breathe(self) -> None:
+        """Read a little, though nothing was settled: the broker must be able to write."""
+        if not self._leeway:
+            log.warning(
+                "intake_bytes_above_bound",
+                consumer=self._plan.name,
+                held=self._held,
+                prefetch_bytes=self._plan.prefetch_bytes,
+                advice="RabbitMQ closes a connection that is not read for 30 s, so reading goes on above the bound; "
+                "lower prefetch, so that as many messages fit into prefetch_bytes",
+            )
+        self._leeway = self._held - self._plan.prefetch_bytes + _BREATH
+        self._mind_bytes()
 
     def _lift_bound(self) -> None:
         """Read all that comes: answers are waited for, and all that is under way comes out of `take`."""
@@ -294,8 +329,8 @@ class AmqpSession:
 
     def _drop_buffer(self) -> None:
         """Forget what was not taken: it goes to the next consumer when the connection ends."""
+        self._held -= sum(each.size for each in self._buffer)
         self._buffer.clear()
-        self._buffered = 0
         self._mind_bytes()
 
     def _check_pulse(self) -> None:
