@@ -91,13 +91,20 @@ class BatchCall:
 
 
 class DeliverCall:
-    """A queue or an exporter, by `deliver`, or an exporter by `consume`: its items are the values of the messages."""
+    """A queue or an exporter, by `deliver`, or an exporter by `consume`: its items are the values of the messages.
+
+    Attributes:
+        unsynced: the `durability` of an exporter that confirms what a power failure can still take; None for others.
+    """
 
     cancellable = False
 
-    def __init__(self, deliver: Callable[[list[Any]], Awaitable[None]], *, decoded: bool) -> None:
+    def __init__(
+        self, deliver: Callable[[list[Any]], Awaitable[None]], *, decoded: bool, unsynced: str | None = None
+    ) -> None:
         self._deliver = deliver
         self._decoded = decoded
+        self.unsynced = unsynced
 
     async def __call__(self, batch: Sequence[Message]) -> Rejected:
         """Hand the items over; returns when all have their outcome."""
@@ -184,5 +191,8 @@ def _queue_call(queue: BatchQueue[Any], *, decoded: bool) -> DeliverCall:
 def _exporter_call(exporter: Any, *, decoded: bool) -> DeliverCall:
     config = exporter.config
     # `consume` confirms what is on disk and stays there; in memory, or where the oldest make room, only `deliver` does.
-    keeps = getattr(config, "path", None) is not None and getattr(config, "overflow", None) in {"block", "reject"}
-    return DeliverCall(exporter.consume if keeps else exporter.deliver, decoded=decoded)
+    if getattr(config, "path", None) is None or getattr(config, "overflow", None) not in {"block", "reject"}:
+        return DeliverCall(exporter.deliver, decoded=decoded)
+    durability: str = config.durable.durability
+    unsynced = None if durability == "always" else durability
+    return DeliverCall(exporter.consume, decoded=decoded, unsynced=unsynced)

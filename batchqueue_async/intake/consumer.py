@@ -18,7 +18,7 @@ from batchqueue_async._support.registry import everything
 from batchqueue_async.errors import AuthError, ConfigError, ForkedError, QueueClosedError, WrongLoopError
 from batchqueue_async.export.control.backoff import Backoff
 from batchqueue_async.export.control.concurrency import Scaler
-from batchqueue_async.intake.calls import Decoder, SingleCall, make_call
+from batchqueue_async.intake.calls import Decoder, DeliverCall, SingleCall, make_call
 from batchqueue_async.intake.cancelling import asked_for
 from batchqueue_async.intake.config import MOST_WORKERS, IntakeConfig
 from batchqueue_async.intake.pacing import Pacer
@@ -245,6 +245,14 @@ class Consumer:
             order=plan.order,
             batch=None if self._batch is None else self._batch.max_records,
         )
+        if isinstance(self._call, DeliverCall) and self._call.unsynced is not None:
+            log.warning(
+                "intake_acks_unsynced",
+                consumer=self.name,
+                durability=self._call.unsynced,
+                advice="what is acknowledged at the broker can be lost with the machine's power; give the exporter "
+                "DurableConfig(durability='always'), or a handler that awaits its deliver()",
+            )
         self._check_database()
 
     def _check_database(self) -> None:

@@ -8,6 +8,7 @@ import logging
 import weakref
 
 import pytest
+from structlog.testing import capture_logs
 
 import batchqueue_async as bq
 from batchqueue_async import intake
@@ -416,6 +417,19 @@ async def test_in_18_an_exporter_with_a_disk_acks_when_the_disk_has_it(tmp_path)
         await broker.drained()
         assert consumer.stats().acked == 5
         assert exporter.stats().records == 5
+
+
+@pytest.mark.parametrize("durability", ["always", "os", "interval"])
+@pytest.mark.parametrize("overflow", ["block", "drop_oldest"])
+async def test_in_18_what_is_acked_before_the_disk_has_it_is_said_at_the_start(tmp_path, overflow, durability):
+    durable = bq.DurableConfig(durability=durability)
+    config = bq.ExportConfig(path=tmp_path, overflow=overflow, durable=durable, drain_timeout=0.1)
+    with capture_logs() as logs:
+        async with bq.Exporter(Refuses(), config) as exporter, FakeBroker().consumer(exporter):
+            pass
+    said = [each["durability"] for each in logs if each["event"] == "intake_acks_unsynced"]
+    # With drop_oldest only the sink's answer is an acknowledgement.
+    assert said == ([durability] if overflow == "block" and durability != "always" else [])
 
 
 async def test_in_19_a_consumer_that_does_not_work_is_unhealthy_and_hammers_nobody():
