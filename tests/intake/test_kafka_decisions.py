@@ -233,7 +233,14 @@ def test_what_a_run_holds_is_what_its_messages_give_back():
     part.received(0, len(run), size)
     assert size == sum(map(size_of, records)) == 103 + 0 + 2 + 3
     assert run.bodies() == [each.body for each in run] == [b"x" * 100, b"", b"", b"yy"]
-    for message in run.split():
+    run[1].attempt = 3
+    run[2].value = "decoded"
+    run.taken = 7.0
+    messages = run.split()
+    assert messages == list(run), "the same objects each time"
+    assert [(each.attempt, each.value) for each in messages] == [(1, None), (3, None), (1, "decoded"), (1, None)]
+    for message in messages:
+        assert (message.epoch, message.order, message.taken) == (part.epoch, A, 7.0)
         assert message.size >= 0
         message.finish()
     assert (part.held, part.bytes, part.window.point(4)) == (0, 0, 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, overload
 
 from batchqueue_async.intake.ports import ATTEMPT, Delivery
@@ -29,15 +28,14 @@ class KafkaMessage(Delivery):
 
     __slots__ = ("_first", "_progress", "_record")
 
-    def __init__(self, record: Any, progress: Progress, order: Hashable | None, first: int | None = None) -> None:
-        # The base's fields are properties here, read from the record when they are asked for. Its size is the run's
-        # affair while it is part of one.
+    def __init__(self, record: Any, progress: Progress, order: Hashable | None) -> None:
+        # The base's fields are properties here, read from the record when they are asked for.
         self._record = record
         self._progress = progress
-        self._first = first
+        self._first: int | None = None  # the first offset of its run, if it is part of one
         self.epoch = progress.epoch
         self.order = order
-        self.size = size_of(record) if first is None else 0
+        self.size = size_of(record)
         self.taken = 0.0
         self.attempt = attempt_of(record) if record.headers else 1
         self.value = None
@@ -99,6 +97,25 @@ class KafkaMessage(Delivery):
 
     # --- for the session
 
+    @classmethod
+    def of_run(cls, records: Sequence[Any], progress: Progress) -> list[KafkaMessage]:
+        """The messages of a run, without a call for each, and with what a handler may ask for alone.
+
+        What the pool needs of a message, `KafkaRun.split` adds.
+        """
+        first: int = records[0].offset
+        new = object.__new__
+        made: list[KafkaMessage] = []
+        for record in records:
+            message = new(cls)
+            message._record = record  # noqa: SLF001 - of its own class
+            message._progress = progress  # noqa: SLF001 - of its own class
+            message._first = first  # noqa: SLF001 - of its own class
+            message.attempt = attempt_of(record) if record.headers else 1
+            message.value = None
+            made.append(message)
+        return made
+
     @property
     def raw(self) -> Any:
         """The client's record."""
@@ -158,8 +175,7 @@ class KafkaRun:
 
     def _made(self) -> list[KafkaMessage]:
         if self._messages is None:
-            first: int = self._records[0].offset
-            self._messages = [KafkaMessage(record, self._progress, self.order, first) for record in self._records]
+            self._messages = KafkaMessage.of_run(self._records, self._progress)
         return self._messages
 
     def split(self) -> list[KafkaMessage]:
@@ -167,6 +183,8 @@ class KafkaRun:
         made = self._made()
         self._progress.window.split(self._records[0].offset, [record.offset for record in self._records])
         for message in made:
+            message.epoch = self.epoch
+            message.order = self.order
             message.taken = self.taken
             message.size = size_of(message.raw)
         return made
@@ -183,10 +201,6 @@ class KafkaRun:
         self._progress.freed(self.count, self.size)
 
 
-_VALUE_SIZE = attrgetter("serialized_value_size")
-_KEY_SIZE = attrgetter("serialized_key_size")
-
-
 def size_of(record: Any) -> int:
     """What a record counts against the bound by bytes: its key, its value, and a byte for each."""
     value: int = record.serialized_value_size  # -1 where there is none
@@ -196,9 +210,10 @@ def size_of(record: Any) -> int:
 
 def size_of_all(records: Sequence[Any]) -> int:
     """The sum of the sizes of records, without a call for each."""
-    values: int = sum(map(_VALUE_SIZE, records))
-    keys: int = sum(map(_KEY_SIZE, records))
-    return values + keys + 2 * len(records)
+    size = 2 * len(records)
+    for record in records:
+        size += record.serialized_value_size + record.serialized_key_size
+    return size
 
 
 def attempt_of(record: Any) -> int:
