@@ -13,7 +13,10 @@ import batchqueue_async as bq
 from batchqueue_async.export.delivery.waiters import DeliveryWaiter, DeliveryWaiters
 from batchqueue_async.export.send_queue.attempt_log import AttemptLog
 from batchqueue_async.export.send_queue.protocol import Placed
-from batchqueue_async.testing import advance
+from batchqueue_async.sinks._shared.payloads import UnderWay
+from batchqueue_async.sinks.amqp import AmqpSink
+from batchqueue_async.sinks.nats import NatsSink
+from batchqueue_async.testing import advance, settle
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -316,3 +319,65 @@ def test_x_35_after_a_full_disk_what_is_being_sent_is_written_again(tmp_path, mo
         log.ended(log.started([number + 10]))
     log.started([7])
     assert [list(each.numbers) for each in AttemptLog(tmp_path).interrupted] == [[1, 2], [7]]
+
+
+# --- X-46: a batch of messages is late when its line answers nothing, not when it waits behind others
+
+
+def slow_line(kind, **address):
+    """A sink of this kind whose line confirms messages in their order, each after two seconds, and those."""
+    line, confirmed = asyncio.Lock(), []
+
+    class Slow(kind):
+        async def _connect(self):
+            return line
+
+        @staticmethod
+        async def _disconnect(line):
+            pass
+
+        def _is_broken(self, line):
+            return False
+
+        async def _publish(self, line, record, body, key, traced):
+            async with line:
+                await asyncio.sleep(2)
+            confirmed.append(body)
+            return False
+
+    return Slow(timeout=3, **address), confirmed
+
+
+@pytest.mark.parametrize(
+    ("kind", "address"),
+    [
+        (AmqpSink, {"url": "amqp://localhost/", "queue": "rows"}),
+        (NatsSink, {"url": "nats://localhost:4222", "subject": "rows"}),
+    ],
+)
+async def test_x_46_a_batch_is_not_late_while_those_before_it_are_answered(kind, address):
+    sink, confirmed = slow_line(kind, **address)
+    batches = [[b"%d" % number for number in range(first, first + 3)] for first in (0, 3, 6)]
+    await sink.open()
+    answers = await asyncio.gather(*(sink.send(batch) for batch in batches))
+    assert answers == [None] * 3  # all is taken
+    assert confirmed == [body for batch in batches for body in batch]
+    assert asyncio.get_running_loop().time() == 18
+    await sink.close()
+
+
+async def test_x_46_what_is_never_answered_is_late_though_later_batches_are():
+    under_way = UnderWay()
+
+    async def later():
+        for _ in range(20):
+            await under_way.all_of([asyncio.sleep(1)], timeout=3)
+
+    task = asyncio.create_task(under_way.all_of([asyncio.sleep(1_000)], timeout=3))
+    await settle()
+    behind = asyncio.create_task(later())
+    (answer,) = await task
+    assert isinstance(answer, TimeoutError)
+    assert asyncio.get_running_loop().time() == 3
+    await behind
+    assert not under_way._batches

@@ -17,7 +17,7 @@ from servers.redis import RedisServer
 
 import batchqueue_async as bq
 from batchqueue_async.sinks._shared.connection import SharedConnection
-from batchqueue_async.sinks._shared.payloads import all_of, payload, verdict
+from batchqueue_async.sinks._shared.payloads import UnderWay, payload, verdict
 from batchqueue_async.sinks._shared.tls import Tls
 from batchqueue_async.sinks.amqp import AmqpSink
 from batchqueue_async.sinks.base import KeyedSink, Sink
@@ -194,15 +194,33 @@ async def test_calls_end_with_their_time_or_their_caller():
             raise KeyError(seconds)
         return seconds
 
-    results = await all_of([call(1), call(2), call(100)], timeout=3)
+    results = await UnderWay().all_of([call(1), call(2), call(100)], timeout=3)
     assert (results[0], type(results[1]), type(results[2])) == (1, KeyError, TimeoutError)
-    assert asyncio.get_running_loop().time() == 3
-    task = asyncio.create_task(all_of([call(50)], timeout=100))
+    assert asyncio.get_running_loop().time() == 6  # three seconds in which none came
+    task = asyncio.create_task(UnderWay().all_of([call(50)], timeout=100))
     await settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == [1, 2, 100, 50]
+
+
+@pytest.mark.real_time(one_loop=True)
+async def test_a_refused_connection_to_rabbitmq_is_closed(monkeypatch):
+    closed = []
+
+    class Connection(aio_pika.Connection):
+        async def close(self, *arguments):
+            closed.append(self)
+            await super().close(*arguments)
+
+    monkeypatch.setattr(aio_pika, "Connection", Connection)
+    sink = AmqpSink("amqp://127.0.0.1:1/", queue="rows")
+    await sink.open()
+    with pytest.raises(bq.RetryableError, match="the connection broke"):
+        await sink.send([b"x"])
+    assert len(closed) == 1  # else it begins a task to be closed in when it is collected
+    await sink.close()
 
 
 async def test_a_connection_is_made_once_and_replaced_once():

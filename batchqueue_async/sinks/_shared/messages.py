@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from batchqueue_async._support import tracing
 from batchqueue_async.sinks._shared.connection import SharedConnection
 from batchqueue_async.sinks._shared.extras import require
-from batchqueue_async.sinks._shared.payloads import all_of, payloads, verdict
+from batchqueue_async.sinks._shared.payloads import UnderWay, payloads, verdict
 from batchqueue_async.sinks.base import SinkNeeds
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class MessageSink(ABC, Generic[L]):
 
     Attributes:
         client: the client's module, and the extra that brings it.
-        timeout: seconds for the confirmations of a batch.
+        timeout: seconds in which at least one confirmation of a batch, or of those before it, has to come.
         connect_timeout: seconds to connect.
     """
 
@@ -39,6 +39,7 @@ class MessageSink(ABC, Generic[L]):
 
     def __init__(self) -> None:
         self._shared: SharedConnection[L] | None = None
+        self._under_way = UnderWay()
 
     async def open(self) -> None:
         """Get ready; the connection is made at the first batch."""
@@ -72,7 +73,7 @@ class MessageSink(ABC, Generic[L]):
             self._publish(line, batch[place], body, keys[place] if keys else None, traced)
             for place, body in bodies.items()
         ]
-        answers = await all_of(calls, self.timeout)
+        answers = await self._under_way.all_of(calls, self.timeout)
         skipped = 0
         for place, answer in zip(bodies, answers, strict=True):
             if isinstance(answer, Exception):

@@ -1,4 +1,4 @@
-"""What sinks that send one message a record have in common: a record's bytes, and the verdict on many messages."""
+"""What sinks of one message a record have in common: the bytes of a record, the wait for all answers, the verdict."""
 
 from __future__ import annotations
 
@@ -51,27 +51,50 @@ def payloads(batch: Sequence[Any]) -> tuple[dict[int, bytes], dict[int, SinkErro
     return bodies, rejected
 
 
-async def all_of(calls: Iterable[Coroutine[Any, Any, T]], timeout: float) -> list[T | Exception]:
-    """Make calls at once, and give what each returned or raised; those that take too long are cancelled.
+class UnderWay:
+    """The calls of batches that share one line, which answers them in about their order.
+
+    A batch is not late while the line works off what was asked before it: on a slow machine some batches at once take
+    longer than any of them has, and a line that is cut for it begins again with all of them.
 
     Example:
         >>> async def main() -> None:
-        ...     print(await all_of([asyncio.sleep(0, "done"), asyncio.sleep(60, "late")], timeout=0.01))
+        ...     print(await UnderWay().all_of([asyncio.sleep(0, "done"), asyncio.sleep(60, "late")], timeout=0.01))
         >>> asyncio.run(main())
         ['done', TimeoutError()]
     """
-    loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(call) for call in calls]
-    try:
-        await asyncio.wait(tasks, timeout=timeout)
-    finally:
-        late = [task for task in tasks if not task.done()]
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.gather(*late, return_exceptions=True)
-    results: list[T | Exception] = [_result(task) for task in tasks]
-    return results
+
+    def __init__(self) -> None:
+        self._batches: list[list[asyncio.Task[Any]]] = []
+
+    async def all_of(self, calls: Iterable[Coroutine[Any, Any, T]], timeout: float) -> list[T | Exception]:
+        """Make calls at once, and give what each returned or raised; those that are late are cancelled.
+
+        Late is what is not there when for `timeout` seconds none of this batch and of those before it has come.
+        """
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(call) for call in calls]
+        self._batches.append(tasks)
+        try:
+            late: set[asyncio.Task[T]] = set(tasks)
+            came, before = self._came(tasks), None
+            while late and came != before:
+                _, late = await asyncio.wait(late, timeout=timeout)
+                came, before = self._came(tasks), came
+        finally:
+            self._batches = [each for each in self._batches if each is not tasks]
+            left = [task for task in tasks if not task.done()]
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.gather(*left, return_exceptions=True)
+        results: list[T | Exception] = [_result(task) for task in tasks]
+        return results
+
+    def _came(self, tasks: list[asyncio.Task[Any]]) -> list[tuple[int, int]]:
+        """What has come for each batch until this one; a batch that ended is gone, which is a difference too."""
+        until = next(place for place, each in enumerate(self._batches) if each is tasks)
+        return [(id(each), sum(task.done() for task in each)) for each in self._batches[: until + 1]]
 
 
 def _result(task: asyncio.Task[T]) -> T | Exception:
