@@ -498,7 +498,7 @@ def test_a_pickled_sink_is_the_same():
         ("SaslAuthenticationFailed", bq.AuthError),
         ("MessageSizeTooLargeError", bq.TooLargeError),
         ("InvalidTopicError", bq.PermanentError),
-        ("UnknownError", bq.PermanentError),
+        ("UnknownError", bq.RetryableError),
     ],
 )
 def test_what_an_error_means(name, kind):

@@ -114,6 +114,7 @@ class Cluster:
     async def producer(self, **options: Any) -> Producer:
         """A producer that has found its brokers."""
         aiokafka = require("aiokafka", "kafka")
+        _name_invalid_record()
         bootstrap = list(self.bootstrap)
         producer: Producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, **self._options(), **options)
         try:
@@ -266,6 +267,21 @@ def listener(revoked: Callable[[Sequence[Any]], Awaitable[None]], assigned: Call
 
 # --- errors, by the names of aiokafka's classes
 
+_INVALID_RECORD = 87
+
+
+def _name_invalid_record() -> None:
+    """Give the broker's INVALID_RECORD a class, if aiokafka has none.
+
+    Without one it is an UnknownError, as a fault within the broker is: and that says nothing against a record.
+    """
+    errors = require("aiokafka.errors", "kafka")
+    if _INVALID_RECORD not in errors.kafka_errors:
+        members = {"errno": _INVALID_RECORD, "message": "INVALID_RECORD"}
+        # Whoever else uses the client in this process finds the class that it had.
+        errors.kafka_errors[_INVALID_RECORD] = type("InvalidRecord", (errors.UnknownError,), members)
+
+
 _REFUSED = {
     "AuthenticationFailedError",
     "AuthenticationMethodNotSupported",
@@ -279,8 +295,7 @@ _REFUSED = {
     "UnsupportedSaslMechanismError",
 }
 _LARGE = {"MessageSizeTooLargeError", "RecordListTooLargeError", "RecordTooLargeError"}
-# UnknownError: the client has no name for the broker's INVALID_RECORD.
-_RECORD = {"CorruptRecordException", "InvalidTimestampError", "PolicyViolationError", "UnknownError"}
+_RECORD = {"CorruptRecordException", "InvalidRecord", "InvalidTimestampError", "PolicyViolationError"}
 _PERMANENT = {"InvalidRequiredAcksError", "InvalidTopicError", "UnsupportedForMessageFormatError"}
 
 
