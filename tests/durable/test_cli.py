@@ -288,6 +288,7 @@ async def test_restore_refuses_what_the_next_opening_would_set_aside_again(tmp_p
     assert not (tmp_path / "lock").exists()
 
 
+@pytest.mark.untraced
 @pytest.mark.timeout(600)
 async def test_d_29_verify_finds_a_flipped_bit_in_every_byte(tmp_path):
     """Of every file: nothing that the queue has written is passed over."""

@@ -190,6 +190,7 @@ DROPPING = {"max_records": 8, "overflow": "drop_oldest"}
 LIMITS = st.sampled_from([{}, {}, {"order": "freshest"}, DROPPING, {**DROPPING, "order": "freshest"}])
 
 
+@pytest.mark.untraced
 @given(steps=STEPS, seed=st.integers(0, 1 << 30), compression=st.sampled_from(["none", "none", "lz4"]), limits=LIMITS)
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_prefix_of_every_run_recovers(steps, seed, compression, limits):
@@ -210,7 +211,6 @@ def test_every_prefix_of_every_run_recovers(steps, seed, compression, limits):
     run(scenario())
 
 
-class CrashMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("order", ["fifo", "freshest"])
 def test_drops_before_a_segment_is_abandoned_are_not_in_the_way_of_the_next(order):
     async def scenario() -> None:
@@ -231,6 +231,7 @@ def test_drops_before_a_segment_is_abandoned_are_not_in_the_way_of_the_next(orde
     run(scenario())
 
 
+class CrashMachine(RuleBasedStateMachine):
     """The queue lives through crash after crash; between them it has to behave."""
 
     def __init__(self) -> None:
@@ -305,3 +306,4 @@ def test_drops_before_a_segment_is_abandoned_are_not_in_the_way_of_the_next(orde
 
 CrashMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestCrashMachine = CrashMachine.TestCase
+TestCrashMachine.pytestmark = [pytest.mark.untraced]

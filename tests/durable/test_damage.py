@@ -43,7 +43,10 @@ def right(found: dict[int, bytes], records: dict[int, bytes]) -> None:
         assert records[seq] == payload
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4", "snappy", "zstd"])
+OTHERS = [pytest.param(each, marks=pytest.mark.untraced) for each in ("lz4", "snappy", "zstd")]
+
+
+@pytest.mark.parametrize("compression", ["none", *OTHERS])
 async def test_every_byte_flipped(compression):
     if compression != "none":
         pytest.importorskip("cramjam")
@@ -69,6 +72,7 @@ async def test_every_byte_of_a_hint_flipped_loses_nothing():
         assert set(range(3, 12)) <= set(found)
 
 
+@pytest.mark.untraced
 async def test_every_truncation():
     content, records = await made()
     data = content[SEGMENT]

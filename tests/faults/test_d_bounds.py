@@ -139,6 +139,7 @@ async def test_d_23_one_letter_among_many_is_requeued_in_bounded_memory(tmp_path
         assert len(await queue.dead_letters(10_000)) == 1_999
 
 
+@pytest.mark.untraced
 async def test_d_23_records_that_are_delayed_one_by_one_take_some_bytes_each(tmp_path):
     config = DurableConfig(memory_bytes=WINDOW, durability="os")
     count = 30_000

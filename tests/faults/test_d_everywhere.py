@@ -187,7 +187,7 @@ def some_traced(names, traced):
     return [pytest.param(name, marks=[] if name in traced else [pytest.mark.untraced]) for name in names]
 
 
-@pytest.mark.parametrize("name", some_traced(PROVERS, {"puts", "reopened", "dead letters"}))
+@pytest.mark.parametrize("name", some_traced(PROVERS, {"puts"}))
 def test_d_2_3_8_22_any_call_fails_once_and_then_the_crash(name):
     """Every call, every class of error, every later moment: nothing is left to chance but what the power takes."""
     prover = PROVERS[name]()
@@ -201,6 +201,7 @@ def test_d_2_3_8_22_any_call_fails_once_and_then_the_crash(name):
                 assert prover.prove({place: kind}).met, (place, call, kind)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", PROVERS)
 def test_d_2_3_8_22_any_two_calls_fail_and_then_the_crash(name):
     """The calls after a fault are those that make it good: each of them fails too."""
@@ -216,6 +217,7 @@ def test_d_2_3_8_22_any_two_calls_fail_and_then_the_crash(name):
                     prover.prove({place: first, place + after: second}, every=1 if CHAOS else 7, seed=after)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", PROVERS)
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "MemoryError"])
 def test_d_2_3_8_22_everything_fails_from_some_call_on_until_the_crash(name, kind):
@@ -283,6 +285,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.untraced
 def test_random_histories_with_many_faults():
     start = int(os.environ.get("BATCHQUEUE_CHAOS_SEED", "1"))
     for seed in range(start, start + (CHAOS or 60)):

@@ -448,9 +448,9 @@ class Limited(Destination):
         (100.0, 5.0),
         pytest.param(10.0, None, marks=pytest.mark.untraced),
         pytest.param(1.5, None, marks=pytest.mark.untraced),
-        (None, None),
-        (None, 1.0),
-        (None, "the next second"),
+        pytest.param(None, None, marks=pytest.mark.untraced),
+        pytest.param(None, 1.0, marks=pytest.mark.untraced),
+        pytest.param(None, "the next second", marks=pytest.mark.untraced),
     ],
 )
 async def test_x_11_throttling_slows_down_and_opens_no_breaker(burst, retry_after):
@@ -691,6 +691,7 @@ async def test_x_18_thousands_of_records_that_are_due_at_once_wake_in_portions()
         assert check(export).delivered == 20_000
 
 
+@pytest.mark.untraced
 async def test_x_18_with_40_000_delayed_batches_no_step_is_long():
     """Each a batch of its own that failed: puts that make room, the waking of all, and their sends."""
     queue = MemoryQueue(max_records=40_000, max_bytes=None)
@@ -728,6 +729,7 @@ async def test_x_18_settling_10_000_records_has_no_long_step(bad):
     assert steps.most < STEP_LIMIT
 
 
+@pytest.mark.untraced
 async def test_x_18_with_100_000_batches_in_the_failover_queue_no_step_is_long():
     failover = Failover(bq.FailoverPolicy(max_entries=100_000))
     queue = MemoryQueue(max_records=None, max_bytes=None)

@@ -16,8 +16,7 @@ import batchqueue_async as bq
 from batchqueue_async.queue.limiter import CallLimiter
 from batchqueue_async.testing import VirtualTimeLoop
 
-# Traced where the Python runs; the compiled hot path is not the coverage's to see.
-pytestmark = [pytest.mark.untraced] if bq.accelerated else []
+pytestmark = pytest.mark.untraced
 
 PATIENCE = 10_000.0
 

@@ -93,6 +93,7 @@ SELECTORS = {
 }
 
 
+@pytest.mark.untraced
 @given(
     selector=st.sampled_from(sorted(SELECTORS)),
     strategy=st.sampled_from(list(bq.BufferStrategy)),

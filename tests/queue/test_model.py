@@ -25,8 +25,7 @@ from batchqueue_async.testing import VirtualTimeLoop, settle
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-# Traced where the Python runs; the compiled hot path is not the coverage's to see.
-pytestmark = [pytest.mark.untraced] if bq.accelerated else []
+pytestmark = pytest.mark.untraced
 
 PRODUCERS = 4
 CONFIGURATIONS = st.fixed_dictionaries(
