@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 from kafka_tools import create, read
-from outage_kit import LIMIT, arrived, config, drained, outage
+from outage_kit import LIMIT, PATIENCE, arrived, config, drained, outage
 
 import batchqueue_async as bq
 from batchqueue_async.sinks.kafka import KafkaSink
@@ -55,7 +55,7 @@ async def kafka_proxy(kafka):
 class TestOutage:
     @pytest.mark.parametrize("path", [None, "queue"], ids=["memory", "durable"])
     async def test_kafka(self, kafka, kafka_proxy, name, path, tmp_path):
-        sink = KafkaSink(kafka_proxy.address, name, timeout=0.5, connect_timeout=0.5)
+        sink = KafkaSink(kafka_proxy.address, name, timeout=PATIENCE, connect_timeout=PATIENCE)
         result = await outage(sink, kafka_proxy, path=path and tmp_path / path)
         result.check()
         found = identified(await read(kafka, name))
@@ -64,7 +64,7 @@ class TestOutage:
 
     async def test_kafka_in_order(self, kafka, kafka_proxy, name):
         await create(kafka, name, 3)
-        sink = KafkaSink(kafka_proxy.address, name, key="k", timeout=0.5, connect_timeout=0.5)
+        sink = KafkaSink(kafka_proxy.address, name, key="k", timeout=PATIENCE, connect_timeout=PATIENCE)
         order = {"ordering": "key", "key": lambda record: record["k"]}
         result = await outage(sink, kafka_proxy, lambda number: {"id": number, "k": f"k{number % 97}"}, **order)
         result.check()
@@ -77,7 +77,8 @@ class TestOutage:
     @pytest.mark.parametrize("options", [{}, {"key_column": "key"}], ids=["ranges", "column"])
     async def test_postgres_exactly_once(self, postgres, name, options):
         async with FaultProxy(f"127.0.0.1:{postgres.port}") as proxy:
-            sink = PostgresSink(postgres.dsn_at(proxy.port), name, timeout=0.5, connect_timeout=0.5, **options)
+            dsn = postgres.dsn_at(proxy.port)
+            sink = PostgresSink(dsn, name, timeout=PATIENCE, connect_timeout=PATIENCE, **options)
             result = await outage(sink, proxy)
         result.check()
         assert arrived(result.count, in_postgres(postgres, name)) == 0
@@ -88,13 +89,15 @@ class TestServersAreKilled:
         """Send records all the time while the server is killed and comes back; how many were sent."""
         numbers = count()
         over = asyncio.Event()
+        given_up = []
 
         async def produce():
             while not over.is_set():
                 await exporter.consume([{"id": next(numbers)} for _ in range(10)])
                 await asyncio.sleep(0.01)
 
-        async with bq.Exporter(sink, config()) as exporter, asyncio.TaskGroup() as group:
+        policy = config(on_dead_letter=lambda records, reason: given_up.append((len(records), reason)))
+        async with bq.Exporter(sink, policy) as exporter, asyncio.TaskGroup() as group:
             group.create_task(produce())
             for _ in range(kills):
                 await grown(exporter, "delivered")
@@ -104,16 +107,17 @@ class TestServersAreKilled:
             over.set()
             await drained(exporter)
             stats = exporter.stats()
+        assert given_up == []
         assert (stats.accepted, stats.dead_lettered, stats.dropped_after) == (stats.delivered, 0, 0)
         return next(numbers)
 
     async def test_kafka(self, kafka, name):
-        sent = await self.under_load(KafkaSink(kafka.address, name, timeout=1.0, connect_timeout=1.0), kafka)
+        sent = await self.under_load(KafkaSink(kafka.address, name, timeout=2.0, connect_timeout=5.0), kafka)
         found = identified(await read(kafka, name))
         arrived(sent, [number for number, _ in found], found)
 
     async def test_postgres(self, postgres, name):
-        sent = await self.under_load(PostgresSink(postgres.dsn, name, timeout=1.0, connect_timeout=1.0), postgres)
+        sent = await self.under_load(PostgresSink(postgres.dsn, name, timeout=5.0, connect_timeout=5.0), postgres)
         assert arrived(sent, in_postgres(postgres, name)) == 0
 
 

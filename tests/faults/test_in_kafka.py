@@ -151,7 +151,7 @@ async def test_in_40_a_record_that_outlives_the_revocation_is_not_committed_by_i
 
 
 @repeated
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_in_41_nothing_is_repeated_when_members_join_and_leave_gracefully(kafka):
     topic = await make_topic(kafka, 6)
 

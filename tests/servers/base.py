@@ -52,20 +52,26 @@ def closing_lines() -> list[str]:
     return [f"not tested against {name}: {reason}" for name, reason in sorted(MISSING.items())]
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
     """A port of loopback that nobody listens at, and that the system gives to no connection by itself.
 
     From its own range it would: to others before the server starts, and to who asks whether it has started, who then is
-    connected to himself.
+    connected to himself. Nor is it one that was given before: who has that one may not listen yet.
     """
     while True:
         port = random.randrange(15_000, 30_000)
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))
             except OSError:
                 continue
-            return port
+        _given.add(port)
+        return port
 
 
 class Server:
@@ -76,7 +82,7 @@ class Server:
 
     name = "server"
     user: str | None = None  # who runs it, where root may not
-    start_timeout = 60.0
+    start_timeout = 180.0
     stop_timeout = 20.0
     stop_signal = signal.SIGTERM
 

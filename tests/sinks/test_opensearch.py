@@ -230,5 +230,4 @@ class TestServer:
             sink = OpenSearchSink(f"http://{proxy.address}", index=index, timeout=2.0, connect_timeout=0.5)
             met = await outage(sink, proxy, lambda number: {"n": number})
         met.check()
-        assert met.count < 10_000
         assert sorted(found["n"] for found in opensearch.documents(index).values()) == list(range(met.count))

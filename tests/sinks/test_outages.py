@@ -11,7 +11,7 @@ import nats
 import pytest
 import redis.asyncio
 from nats.js.api import StreamConfig
-from outage_kit import LIMIT, arrived, config, outage, until
+from outage_kit import LIMIT, PATIENCE, arrived, config, outage, until
 
 import batchqueue_async as bq
 from batchqueue_async.export.config import RetryPolicy
@@ -51,7 +51,7 @@ class TestOutage:
     @pytest.mark.parametrize("path", [None, "queue"], ids=["memory", "durable"])
     async def test_otlp(self, grpc_server, path, tmp_path):
         async with FaultProxy(grpc_server.address) as proxy:
-            sink = OtlpSink(f"http://{proxy.address}", timeout=0.5)
+            sink = OtlpSink(f"http://{proxy.address}", timeout=PATIENCE)
             place = None if path is None else tmp_path / path
             result = await outage(sink, proxy, lambda number: {"name": str(number)}, path=place)
         result.check()
@@ -83,7 +83,7 @@ class TestOutage:
     async def test_grpc(self, grpc_server):
         async with FaultProxy(grpc_server.address) as proxy:
             sink = GrpcSink(
-                f"http://{proxy.address}", method="/test.Store/PutAll", request=list, streaming=True, timeout=0.5
+                f"http://{proxy.address}", method="/test.Store/PutAll", request=list, streaming=True, timeout=PATIENCE
             )
             result = await outage(sink, proxy, lambda number: str(number).encode())
         result.check()
@@ -98,7 +98,10 @@ class TestOutage:
             result = await outage(RedisSink(f"redis://{proxy.address}", stream=stream, **QUICK), proxy)
         result.check()
         client = redis.asyncio.Redis(port=redis_server.port)
-        found = [(json.loads(entry[b"data"])["id"], entry[b"bq-key"]) for _, entry in await client.xrange(stream)]
+        found, last = [], "-"
+        while page := await client.xrange(stream, min=last, count=2_000):  # fifty thousand at once take too long
+            found += [(json.loads(entry[b"data"])["id"], entry[b"bq-key"]) for _, entry in page]
+            last = b"(" + page[-1][0]
         await client.delete(stream)
         await client.aclose()
         arrived(result.count, [number for number, _ in found], found)

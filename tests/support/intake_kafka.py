@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 import aiokafka
+import aiokafka.errors
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 import batchqueue_async as bq
@@ -75,6 +76,16 @@ class Topic:
 
     async def committed(self):
         """The group's offsets, by partition; None where there is none."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return await self._committed()
+                except aiokafka.errors.KafkaError as error:
+                    if not error.retriable:
+                        raise
+                await asyncio.sleep(0.1)  # a broker that has just begun knows neither itself nor its coordinator
+
+    async def _committed(self):
         admin = AIOKafkaAdminClient(bootstrap_servers=self.kafka.address)
         await admin.start()
         try:

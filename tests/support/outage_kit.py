@@ -25,6 +25,8 @@ SECONDS = float(os.environ.get("BATCHQUEUE_OUTAGE", "2"))
 """How long an outage is."""
 LIMIT = 60.0 + SECONDS
 """Seconds without any progress after it that are too many."""
+PATIENCE = max(0.5, SECONDS / 30)
+"""Seconds that a sink gives a call: many fit into an outage, and a busy machine can connect within them."""
 FAULTS = ("refuse", "half_open", "reset", "mute")
 _PAUSE = 0.01
 

@@ -91,6 +91,10 @@ async def waiting_produce() -> Walk:
     return walk
 
 
+async def loop_here() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
 def thread_to_handler() -> Walk:
     """One item from a thread, into a queue that is idle."""
     walk, seen = Walk(), threading.Event()
@@ -105,11 +109,16 @@ def thread_to_handler() -> Walk:
         seen.clear()
         bridge.call(asyncio.sleep, 0.2)  # until its drain task is parked
         bridge.call(walk.record_here)
-        bridge.call(asyncio.sleep, 0)
+        loop = bridge.call(loop_here)
+        for _ in range(10):  # turns of the loop, in which the end of that call goes on
+            turned = threading.Event()
+            loop.call_soon_threadsafe(turned.set)
+            assert turned.wait(60)
         walk.steps.clear()
         with walk:
             assert queue.produce(1)
         assert seen.wait(60)
+    walk.steps = [step for step in walk.steps if step[1] != "bridge/watchdog.py"]  # it beats whenever it likes
     return walk
 
 

@@ -55,9 +55,14 @@ class OpenSearch(base.Server):
         """All documents of an index, by their ids."""
         try:
             self.ask("POST", f"/{index}/_refresh")
-            found = self.ask("POST", f"/{index}/_search", {"size": 10_000})
+            page = self.ask("POST", f"/{index}/_search?scroll=1m", {"size": 10_000, "sort": ["_doc"]})
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return {}
             raise
-        return {each["_id"]: each["_source"] for each in found["hits"]["hits"]}
+        found: dict[str, dict] = {}
+        while hits := page["hits"]["hits"]:
+            found |= {each["_id"]: each["_source"] for each in hits}
+            page = self.ask("POST", "/_search/scroll", {"scroll": "1m", "scroll_id": page["_scroll_id"]})
+        self.ask("DELETE", "/_search/scroll", {"scroll_id": page["_scroll_id"]})
+        return found
