@@ -260,18 +260,18 @@ async def test_records_that_were_rejected_are_counted(spans):
     class Choosy(Destination):
         async def send(self, batch):
             return SendResult(
-                rejected={at: bq.PermanentError(f"no {each}") for at, each in enumerate(batch) if each == b"bad"}
+                rejected={at: bq.PermanentError(f"no {each}") for at, each in enumerate(batch) if each == b"spoilt"}
             )
 
     async with bq.Exporter(Choosy(), bq.ExportConfig()) as exporter:
-        await exporter.consume([b"bad", b"good"])
+        await exporter.consume([b"spoilt", b"good"])
         await exporter.flush()
-        await exporter.consume([b"bad"])
+        await exporter.consume([b"spoilt"])
         await exporter.flush()
     some, all_ = spans()
     assert (some.attributes["batchqueue.rejected"], some.status.status_code) == (1, StatusCode.UNSET)
     assert (all_.attributes["error.type"], all_.status.status_code) == ("PermanentError", StatusCode.ERROR)
-    assert "bad" not in all_.to_json()
+    assert "spoilt" not in all_.to_json()
 
 
 # --- consumers
