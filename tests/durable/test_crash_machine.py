@@ -20,8 +20,38 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from batchqueue_async.durable import DurableQueue, Lease
+    from batchqueue_async.leases.lease import Record
 
 SMALL = {"segment_bytes": 700, "memory_bytes": 400, "memory_blocks": 4, "write_buffer": 200}
+# The profile `chaos` looks for thousands of times longer.
+CHAOS = settings.get_profile("chaos").max_examples if settings.get_current_profile_name() == "chaos" else 0
+
+
+class Attempts:
+    """How often each record was leased, as far as a crash at any moment may show it.
+
+    A lease is asked for at one moment and seen at a later one, and the disk knows of it in between. `least` counts what
+    was seen by then, `most` what was asked for.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[bytes, list[tuple[int, int]]] = {}
+        self._seen: dict[bytes, list[tuple[int, int]]] = {}
+
+    def least(self, payload: bytes, moment: int) -> int:
+        return max((count for at, count in self._seen.get(payload, ()) if at <= moment), default=0)
+
+    def most(self, payload: bytes, moment: int) -> int:
+        return max((count for at, count in self._asked.get(payload, ()) if at <= moment), default=0)
+
+    def note(self, payload: bytes, count: int, asked: int, seen: int) -> None:
+        self._asked.setdefault(payload, []).append((asked, count))
+        self._seen.setdefault(payload, []).append((seen, count))
+
+    def crash(self, moment: int, *, power: bool) -> None:
+        """From here on there is another log. The power may take notes of leases, a kill may not."""
+        self._asked = {payload: [(0, self.most(payload, moment))] for payload in self._asked}
+        self._seen = {} if power else {payload: [(0, self.least(payload, moment))] for payload in self._seen}
 
 
 class Work:
@@ -36,6 +66,10 @@ class Work:
         self.batches: list[set[bytes]] = []
         self.number = 0
         self.dead: dict[bytes, int] = {}
+        self.attempts = Attempts()
+        self.moved: int | None = (
+            None  # since when frames have moved: what is known of them follows some milliseconds later
+        )
         self.seen: dict[int, bytes] = {}  # every number under which something was ever delivered or confirmed
         self.leases: list[Lease] = []
         self.dropped: set[int] = set()
@@ -57,6 +91,7 @@ class Work:
             self.queue = await opened(self.files, **self.options)
             self._watch_drops(self.queue)
             return
+        before, moves = self.now(), queue._state.moves
         try:
             await self._act(queue, action, count, size, level)
         except DiskFullError:
@@ -68,6 +103,8 @@ class Work:
                 # A crash may have brought back what was dropped; the next put makes room again.
                 assert queue.stats().records <= queue.config.max_records
         await asyncio.sleep(0.006)
+        if queue._state.moves > moves and self.moved is None:
+            self.moved = before
 
     def _watch_drops(self, queue: DurableQueue) -> None:
         """What the queue drops may be gone from then on; it never drops what is leased."""
@@ -98,10 +135,14 @@ class Work:
             self.batches.append(set(made))
             self._confirm(await queue.put_many(made, durability=level), made, level)
         elif action == "lease":
+            asked, ready = self.now(), queue.stats().ready
             lease = await queue.lease(count, wait=0)
+            assert lease or not ready or self.most_attempts, "nothing was leased, and something is ready"
             if lease:
                 for record in lease.records:
                     assert record.payload in self.put
+                    self._leased_again(record, asked)
+                    self.attempts.note(record.payload, record.attempts, asked, self.now())
                     self.confirmed.setdefault(record.seq, (record.payload, 1 << 60, False))
                     assert self.confirmed[record.seq][0] == record.payload
                     assert self.seen.setdefault(record.seq, record.payload) == record.payload
@@ -128,6 +169,22 @@ class Work:
                     self.dead |= dict.fromkeys((record.payload for record in chosen), self.now())
                 await lease.nack()
 
+    @property
+    def most_attempts(self) -> int | None:
+        return self.options.get("max_attempts")
+
+    def _leased_again(self, record: Record, moment: int, *, unsure: bool = False) -> None:
+        """It counts every lease that was seen, and none that was not asked for."""
+        least = 0 if unsure else self.attempts.least(record.payload, moment)
+        assert self.most_attempts is None or record.attempts <= self.most_attempts, "leased more often than it may be"
+        if self.most_attempts is not None:
+            # Otherwise a lease is noted some milliseconds after it was seen.
+            assert record.attempts > least, "a lease that was seen does not count"
+        assert record.attempts <= self.attempts.most(record.payload, moment) + 1, "a lease counts twice"
+
+    def _may_be_given_up(self, payload: bytes, moment: int) -> bool:
+        return self.most_attempts is not None and self.attempts.most(payload, moment) >= self.most_attempts
+
     def _confirm(self, seqs: Any, made: list[bytes], level: str) -> None:
         moment = self.now()
         for seq, payload in zip(seqs, made, strict=True):
@@ -145,11 +202,24 @@ class Work:
             while lease := await queue.lease(5, wait=0):
                 for record in lease.records:
                     assert record.seq not in delivered
+                    unsure = power or (self.moved is not None and self.moved <= moment)
+                    self._leased_again(record, moment, unsure=unsure)
                     delivered[record.seq] = record.payload
+            # What was leased as often as it may be is on its way to the dead letters.
+            await asyncio.sleep(1)
             stats = queue.stats()
             assert stats.records == len(delivered), (before, stats)
-            assert stats.recovered == stats.records + stats.damaged
-            dead = {letter.payload for letter in await queue.dead_letters(10_000)} if "dead" in names(files) else set()
+            assert stats.recovered == stats.records + stats.damaged + stats.dead_lettered
+            letters = await queue.dead_letters(10_000) if "dead" in names(files) else []
+        dead = {letter.payload for letter in letters}
+        given_up = {letter.payload for letter in letters if letter.reason == "max_attempts"}
+        for letter in letters:
+            assert letter.payload in self.put, "a dead letter that was not put"
+            if letter.reason == "max_attempts":
+                assert letter.attempts == self.most_attempts
+                assert self._may_be_given_up(letter.payload, moment), "given up before its last attempt"
+            else:
+                assert self.settled.get(letter.payload, 1 << 60) <= moment
         got = set(delivered.values())
         assert len(got) == len(delivered)
         for seq, payload in delivered.items():
@@ -158,14 +228,15 @@ class Work:
                 assert self.confirmed[seq][0] == payload, "another payload under this number"
         for seq, (payload, confirmed_at, always) in self.confirmed.items():
             if confirmed_at <= moment and (always or not power) and self.settled.get(payload, 1 << 60) > moment:
-                assert delivered.get(seq) == payload, f"confirmed and lost: {seq} at {moment}"
+                there = delivered.get(seq) == payload or payload in given_up
+                assert there, f"confirmed and lost: {seq} at {moment}"
         for payload, moment_dead in self.dead.items():
             if moment_dead <= moment:
                 assert payload in got | dead, "neither in the queue nor among the dead letters"
         for batch in self.batches:
             if batch & got:
                 gone = {payload for payload in batch if self.settled.get(payload, 1 << 60) <= moment}
-                assert batch <= got | gone, "a part of a put_many"
+                assert batch <= got | gone | given_up, "a part of a put_many"
 
 
 def names(files: RecordingFiles) -> set[str]:
@@ -187,12 +258,17 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 DROPPING = {"max_records": 8, "overflow": "drop_oldest"}
-LIMITS = st.sampled_from([{}, {}, {"order": "freshest"}, DROPPING, {**DROPPING, "order": "freshest"}])
+LIMITS = st.sampled_from(
+    [
+        {}, {}, {"order": "freshest"}, DROPPING, {**DROPPING, "order": "freshest"}, {"max_attempts": 1},
+        {"max_attempts": 2}, {"max_attempts": 3, "order": "freshest"}, {**DROPPING, "max_attempts": 2},
+    ]
+)  # fmt: skip
 
 
 @pytest.mark.untraced
 @given(steps=STEPS, seed=st.integers(0, 1 << 30), compression=st.sampled_from(["none", "none", "lz4"]), limits=LIMITS)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=CHAOS or 50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_prefix_of_every_run_recovers(steps, seed, compression, limits):
     if compression != "none":
         pytest.importorskip("cramjam")
@@ -281,6 +357,8 @@ class CrashMachine(RuleBasedStateMachine):
             # What weaker durability has promised ends here.
             work.confirmed = {seq: entry for seq, entry in work.confirmed.items() if entry[2]}
         work.confirmed = {seq: (entry[0], 0, entry[2]) for seq, entry in work.confirmed.items() if entry[1] < 1 << 60}
+        work.attempts.crash(moment, power=power or work.moved is not None)
+        work.moved = None
         work.settled = dict.fromkeys(work.settled, 0)
         work.dead = dict.fromkeys(work.dead, 0)
         work.batches.clear()
@@ -304,6 +382,6 @@ class CrashMachine(RuleBasedStateMachine):
         self.loop.close()
 
 
-CrashMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+CrashMachine.TestCase.settings = settings(max_examples=CHAOS or 60, stateful_step_count=40, deadline=None)
 TestCrashMachine = CrashMachine.TestCase
 TestCrashMachine.pytestmark = [pytest.mark.untraced]

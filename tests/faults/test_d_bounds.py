@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
 import sys
 import time
 import tracemalloc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from durable_kit import ROOT, GatedRunner, RecordingFiles, drain, eventually, flip, opened, segments
+from durable_kit import ROOT, GatedRunner, RecordingFiles, drain, eventually, flip, io_error, opened, segments
 
 from batchqueue_async.cli.main import main
 from batchqueue_async.durable import DurableConfig, DurableQueue
@@ -21,6 +22,9 @@ from batchqueue_async.durable.disk import format as fmt
 from batchqueue_async.durable.disk.files import OsFiles
 from batchqueue_async.leases.lease import Lease
 from batchqueue_async.leases.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WINDOW = 1 << 20
 SLACK = 8 << 20
@@ -526,6 +530,111 @@ async def test_a_record_that_kills_its_process_three_times_is_given_up():
         (letter,) = await queue.dead_letters()
         assert (letter.payload, letter.reason) == (b"poison", "max_attempts")
         assert queue.stats().dead_lettered == 1
+
+
+async def seen_after_a_kill(files: RecordingFiles) -> dict[bytes, int]:
+    """How often each record was leased, as the next opening counts it: its own lease included."""
+    async with opened(files.snapshot(), max_attempts=9) as queue:
+        return {record.payload: record.attempts for record in (await queue.lease(wait=0)).records}
+
+
+@pytest.fixture
+def gate() -> Iterator[type[GatedRunner]]:
+    GatedRunner.shut, GatedRunner.held = False, []
+    yield GatedRunner
+    GatedRunner.shut, GatedRunner.held = False, []
+
+
+def gated(files: RecordingFiles, **options: Any) -> DurableQueue:
+    return DurableQueue.open(ROOT, DurableConfig(**options), files=files, runner=GatedRunner)
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_d_45_a_lease_waits_for_its_own_note_and_not_for_those_of_the_round_under_way(gate):
+    files = RecordingFiles()
+    async with gated(files, max_attempts=9) as queue:
+        await queue.put_many([b"first", b"second"])
+        first = await queue.lease(1)
+        gate.shut = True
+        await first.ack()
+        await asyncio.sleep(0.05)
+        assert len(gate.held) == 1  # a round with the acknowledgement, and without what is leased from here on
+        leasing = asyncio.create_task(queue.lease(1))
+        await turns()
+        gate.held.pop()()
+        await turns()
+        assert not leasing.done()
+        gate.shut = False
+        gate.held.pop()()
+        lease = await leasing
+        assert [record.payload for record in lease.records] == [b"second"]
+        assert await seen_after_a_kill(files) == {b"second": 2}
+
+
+async def test_d_45_a_lease_waits_for_the_round_that_is_under_way_with_its_note(gate):
+    files = RecordingFiles()
+    async with gated(files, max_attempts=9) as queue:
+        leasing = asyncio.create_task(queue.lease(1))
+        await asyncio.sleep(0.05)
+        gate.shut = True
+        puts = [asyncio.create_task(queue.put(b"first"))]
+        await turns()
+        puts.append(asyncio.create_task(queue.put(b"second")))
+        await asyncio.sleep(0.05)
+        # It is granted at the end of this round, and noted with the next, which is sent before its caller has a turn.
+        gate.held.pop(0)()
+        await turns()
+        assert gate.held
+        assert not leasing.done()
+        gate.shut = False
+        gate.held.pop(0)()
+        lease = await leasing
+        assert [record.payload for record in lease.records] == [b"first"]
+        assert (await seen_after_a_kill(files))[b"first"] == 2
+        await asyncio.gather(*puts)
+
+
+@pytest.mark.parametrize("wait", [0, None])
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+async def test_d_46_records_that_are_given_up_do_not_hide_the_others(wait, order):
+    """Each grant of the queue's finds records alone that were leased as often as they may be."""
+    payloads = [b"%d" % number for number in range(12)]
+    good = {payloads[0 if order == "freshest" else -1]}
+    async with opened(max_attempts=1, order=order) as queue:
+        await queue.put_many(payloads)
+        for record in (await queue.lease()).records:
+            assert record.attempts == 1
+        lease = next(iter(queue._leasing._leases.values()))
+        await lease.nack(counted=False, seqs=[record.seq for record in lease.records if record.payload in good])
+        await lease.nack()
+        found = await asyncio.wait_for(queue.lease(3, wait=wait), 60)
+        assert {record.payload for record in found.records} == good
+        await asyncio.sleep(1)
+        letters = await queue.dead_letters()
+        assert {letter.payload for letter in letters} == set(payloads) - good
+
+
+async def test_d_48_a_record_that_is_given_up_counts_no_lease_that_nobody_had():
+    """Nor after a kill amid giving it up, when the next opening does that once more."""
+    files = RecordingFiles()
+    async with opened(files, max_attempts=2) as queue:
+        await queue.put(b"poison")
+        for attempt in (1, 2):
+            lease = await queue.lease()
+            assert lease.records[0].attempts == attempt
+            await lease.nack()
+        files.fault = lambda _, path: io_error(errno.ENOSPC) if path.name == "dead" else None
+        assert not await queue.lease(wait=1)
+        files.fault = None
+        killed = files.snapshot()
+    async with opened(killed, max_attempts=2) as queue:
+        assert not await queue.lease(wait=1)
+        (letter,) = await queue.dead_letters()
+        assert (letter.payload, letter.attempts) == (b"poison", 2)
 
 
 @pytest.mark.parametrize("order", ["fifo", "freshest"])

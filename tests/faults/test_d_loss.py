@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from durable_kit import ROOT, RecordingFiles, drain, io_error, opened, segments
+from durable_kit import ROOT, OneFailure, RecordingFiles, drain, io_error, opened, segments
 
 from batchqueue_async.durable import DurableQueue
 from batchqueue_async.durable.disk import format as fmt
@@ -370,6 +370,45 @@ async def test_d_14_nothing_is_confirmed_into_a_directory_that_was_deleted(tmp_p
             await queue.put(b"never")
     assert queue.stats().write_errors == 3
     await queue.close()
+
+
+@pytest.mark.parametrize("left", [b"", b"BQAACK", bytes(32)], ids=["nothing", "a part", "zeros"])
+@pytest.mark.parametrize("unreadable", [False, True])
+async def test_d_47_an_acknowledgement_file_without_a_beginning_gets_one(left, unreadable):
+    """A power failure leaves its name and not what was written; what is appended to that counts for nothing."""
+    files = RecordingFiles()
+    async with opened(files) as queue:
+        await queue.put_many([b"a", b"b"])
+    (path,) = (path for path in files.entries if path.suffix == ".bqs")
+    base = {**files.snapshot().base, path.with_suffix(".ack"): left}
+    files = RecordingFiles(base=base)
+    if unreadable:
+        files.fault = lambda call, path: io_error() if call in ("size", "read") and path.suffix == ".ack" else None
+    queue = await opened(files)
+    lease = await queue.lease()
+    await lease.ack([lease.records[0].seq])
+    await asyncio.sleep(1)
+    files.fault = None
+    async with opened(files.snapshot()) as again:
+        assert list((await drain(again)).values()) == [b"b"]
+    await queue.close()
+
+
+async def test_d_49_what_is_known_of_records_that_move_as_the_queue_closes_goes_with_them():
+    """The last sync fails, and what it should have covered is written to a fresh segment: so are its notes."""
+    files = RecordingFiles()
+    async with opened(files, max_attempts=3) as queue:
+        for payload in (b"a", b"b", b"c"):
+            await queue.put(payload, durability="interval")
+        lease = await queue.lease()
+        await lease.ack([lease.records[0].seq])
+        await asyncio.sleep(0.02)
+        files.fault = OneFailure()
+    assert files.fault.done
+    files.fault = None
+    async with opened(files, max_attempts=3) as queue:
+        found = (await queue.lease(wait=0)).records
+        assert [(record.payload, record.attempts) for record in found] == [(b"b", 2), (b"c", 2)]
 
 
 async def test_d_15_every_new_name_is_durable(tmp_path):

@@ -367,7 +367,7 @@ class Surveyor:
         return entry
 
     def _hint(self, entry: Segment) -> acklog.Hint:
-        data = b""
+        data, there = b"", True
         path = self._directory / segment.hint_name(entry.number)
         try:
             size = self._files.size(path)
@@ -382,7 +382,11 @@ class Surveyor:
             if error.errno not in (errno.ENOENT, errno.EIO, *NOT_OURS):
                 raise _unopened(path, error) from error
             data, size = b"", 0
+            there = error.errno != errno.ENOENT
         entry.hint_bytes = size
+        # Whatever is there, what is appended to it may not count: its beginning may be missing, or a part of an entry
+        # stand at its end.
+        entry.fresh_hint = there
         return acklog.decode(data, number=entry.number, marker=entry.marker, first_seq=entry.first, next_seq=entry.end)
 
     @staticmethod

@@ -97,6 +97,8 @@ class LeaseManager:
         self._burials: set[asyncio.Task[None]] = set()
         # What is on its way to the dead letters: no lease has it, and it is leased.
         self._moving: dict[int, list[Run]] = {}
+        # The last grant had nothing but records that are given up: there may be others behind them.
+        self._only_given_up = False
         self._closed = self._forked = False
         self._newest_first = state.config.order == "freshest"
         self._timeout = state.config.lease_timeout
@@ -185,6 +187,10 @@ class LeaseManager:
                 granted += len(lease.blocks)
                 self._waiters.popleft()
                 waiter.future.set_result(lease)
+            elif self._only_given_up:
+                # One grant in each step of the loop, until it finds something else or nothing more.
+                self._loop.call_soon(self.serve)
+                return
             elif self._reading:
                 return
             else:
@@ -212,11 +218,16 @@ class LeaseManager:
             self._read_on()
         if runs:
             self._pump().touch()
-        return runs if self._most_attempts is None else self._give_up(runs, self._most_attempts)
+        if self._most_attempts is None:
+            return runs
+        wanted = self._give_up(runs, self._most_attempts)
+        self._only_given_up = bool(runs and not wanted)
+        return wanted
 
     def _give_up(self, runs: list[Run], most: int) -> list[Run]:
         """Send the records to the dead letters that were leased as often as they may be; the others."""
-        over = [run for run in runs if run.attempts > most]
+        # Nobody gets them, so that this lease does not count.
+        over = [run._replace(attempts=run.attempts - 1) for run in runs if run.attempts > most]
         if over:
             lease = Lease(self, over, self._loop.time() + self._timeout)
             self._leases[id(lease)] = lease
@@ -234,7 +245,7 @@ class LeaseManager:
                 "durable_dead_letter_failed", path=str(self._path), records=count, error=str(error) or repr(error)
             )
             if not self._closed:
-                await lease.nack(_BURY_AGAIN, reason="max_attempts", counted=False)
+                await lease.nack(_BURY_AGAIN, reason="max_attempts")
         else:
             log.warning("durable_max_attempts", path=str(self._path), records=count)
 

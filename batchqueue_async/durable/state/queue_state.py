@@ -73,7 +73,6 @@ class QueueState:
         self.emptied = {entry.number for entry in found.segments if not entry.unsettled}
         self.sparse: set[int] = set()
         for entry in found.segments:
-            entry.fresh_hint = entry.hint_bytes > 0
             if entry.sparse:
                 self.sparse.add(entry.number)
             if entry.unsettled:
@@ -413,10 +412,13 @@ class QueueState:
 
     def _leased(self, runs: list[Run]) -> list[Run]:
         """Runs are out on a lease now: one attempt more."""
+        most = self.config.max_attempts
         for low, high, attempts in joined(runs):
             for entry, start, stop in self.index.parts(low, high):
                 self.leased += stop - start
                 entry.leased += stop - start
+                if most is not None and attempts >= most:
+                    continue  # they are given up: nobody gets them, and nothing is noted
                 entry.attempts.put(start, stop, attempts + 1)
                 entry.note(Entry(acklog.LEASED, start, stop, attempts + 1))
                 self.touched.add(entry.number)

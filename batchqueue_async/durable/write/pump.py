@@ -73,7 +73,10 @@ class GroupCommit:
         # Who waits for room, to be called after the next round, settlement or probe.
         self._on_progress: Callable[[], None] | None = None
         self._idle_waiters: list[asyncio.Future[None]] = []
+        # Who waits for a note beside the segments: for one that no round has yet, and for those of the round under way.
         self._note_waiters: list[asyncio.Future[None]] = []
+        self._round_notes: list[asyncio.Future[None]] = []
+        self._noting = False
         self._after_this: list[Callable[[], None]] = []
         self._swaps: dict[int, Callable[[bool], None]] = {}
         self._ended = False
@@ -141,6 +144,7 @@ class GroupCommit:
         if last or self.stalled or awaited or now >= self._hints_due:
             # Not with every round of a busy queue: the entries of some milliseconds join, and cost one write.
             work.hints = state.hints()
+            self._round_notes, self._note_waiters = self._note_waiters, []
             self._hints_due = now + _HINT_DELAY
             self._cancel("hints")
         elif state.touched:
@@ -152,7 +156,9 @@ class GroupCommit:
         wanted = work.frames or work.deletes or work.hints or work.sync or work.shrink or work.last
         wanted = wanted or work.swaps or work.sync_hints
         if not wanted and not awaited and not self._looking:
+            self._wake_notes()
             return
+        self._noting = bool(work.hints or work.swaps)
         self._sync_due = self._looking = self._compacting = False
         self.busy = True
         self._runner.submit(self._writer.run, work, done=lambda result, error: self._done(work, result, error))
@@ -240,8 +246,7 @@ class GroupCommit:
         if outcome.hints_dirty:
             self._after("hint_sync", self._config.sync_interval, self._sync_hints)
         self._end_stall()
-        if outcome.round.hints or not self._state.touched:
-            self._wake_notes()
+        self._wake_notes()
         self._tell_readers()
         self._wake_room()
         self._go_on(outcome)
@@ -390,13 +395,18 @@ class GroupCommit:
 
     async def noted(self) -> None:
         """Return when everything that is to be noted beside the segments by now is written there, or could not be."""
-        while self._state.touched and not self._ended:
-            self._hints_due = 0.0
-            self.kick()
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._note_waiters.append(waiter)
-            await waiter
+        if self._ended:
             return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        if self._state.touched:
+            self._hints_due = 0.0
+            self._note_waiters.append(waiter)
+            self.kick()
+        elif self.busy and self._noting:
+            self._round_notes.append(waiter)
+        else:
+            return
+        await waiter
 
     def look(self) -> None:
         """A put was refused for what the disk was last seen to have: look again, so that the next one is not."""
@@ -435,20 +445,29 @@ class GroupCommit:
         await self._idle()
         self._send(last=True)
         await self._idle()
+        if self._state.touched:
+            # Frames have moved to another segment with that round: what is known of them is written next to it.
+            self._send(last=True)
+            await self._idle()
         self._ended = True
-        self._wake_notes()
+        self._wake_all_notes()
         for name in list(self._timers):
             self._cancel(name)
 
     def _wake_notes(self) -> None:
-        waiters, self._note_waiters = self._note_waiters, []
+        waiters, self._round_notes = self._round_notes, []
         for waiter in waiters:
             _wake(waiter)
+
+    def _wake_all_notes(self) -> None:
+        self._round_notes += self._note_waiters
+        self._note_waiters = []
+        self._wake_notes()
 
     def abandon(self) -> None:
         """The closing was cancelled: whatever the writer hasn't got is not put."""
         self._ended = True
-        self._wake_notes()
+        self._wake_all_notes()
         error = QueueClosedError(f"durable queue {self._path}: its closing was cancelled; this was not put")
         self._fail(self._pending.empty(), error, None)
         self._wake_room()
