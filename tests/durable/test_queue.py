@@ -522,6 +522,17 @@ async def test_another_loop_is_refused():
         await asyncio.to_thread(elsewhere)
 
 
+def test_a_later_loop_of_the_same_thread_is_refused():
+    loop = asyncio.new_event_loop()
+    queue = loop.run_until_complete(opened().__aenter__())
+    for call in (lambda: queue.put(b"x"), lambda: queue.put_many([b"x"]), queue.lease):
+        with pytest.raises(WrongLoopError):
+            asyncio.run(call())
+    assert loop.run_until_complete(queue.put(b"x")) == 1
+    loop.run_until_complete(queue.close())
+    loop.close()
+
+
 async def test_a_directory_that_cannot_be_made_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DurableQueueError, match="can't be opened"):
