@@ -411,6 +411,96 @@ async def test_d_49_what_is_known_of_records_that_move_as_the_queue_closes_goes_
         assert [(record.payload, record.attempts) for record in found] == [(b"b", 2), (b"c", 2)]
 
 
+class Full:
+    """While it is on, the disk takes writes into the page cache, and nothing else."""
+
+    on = False
+
+    def __call__(self, call: str, _path: Path) -> OSError | None:
+        return io_error(errno.ENOSPC) if self.on and call in ("sync", "truncate", "create", "unlink") else None
+
+
+async def left_after_kills(files: RecordingFiles, since: int) -> set[tuple[bytes, ...]]:
+    """What the next opening delivers, for each moment of a kill."""
+    found: set[tuple[bytes, ...]] = set()
+    for moment in range(since, len(files.log) + 1):
+        async with opened(files.killed(moment)) as queue:
+            found.add(tuple((await drain(queue)).values()))
+    return found
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_d_44_what_waits_for_room_is_never_on_the_disk_under_two_numbers(many, cancelled):
+    """Its first copy could not be taken off the disk, and stays as long as another record of that segment does."""
+    files = RecordingFiles()
+    files.fault = full = Full()
+    new = [b"new", b"newer"] if many else [b"new"]
+    async with opened(files, segment_bytes=250) as queue:
+        await queue.put(b"old")
+        since = len(files.log)
+        full.on = True
+        putting = asyncio.create_task(queue.put_many(new) if many else queue.put(new[0]))
+        await asyncio.sleep(1)
+        if cancelled:
+            putting.cancel()  # too late: it is on the disk
+        full.on = False
+        assert (await asyncio.gather(putting, return_exceptions=True))[0] in (2, range(2, 4)) or cancelled
+        await asyncio.sleep(1)
+        assert await left_after_kills(files, since) == {(b"old",), (b"old", *new)}
+        assert await queue.put(bytes(200)) == 2 + len(new)
+        lease = await queue.lease()
+        assert [record.payload for record in lease.records] == [b"old", *new, bytes(200)]
+        await lease.ack([record.seq for record in lease.records[1:]])
+        await queue.put(b"last")
+        await asyncio.sleep(1)
+        assert queue.stats().segments == 2  # that of the old one and the newest: the second copy is gone
+        assert await left_after_kills(files, len(files.log)) == {(b"old", b"last")}
+        stats = queue.stats()
+        assert (stats.records, stats.put) == (2, 3 + len(new))
+        await lease.ack()
+    async with opened(files) as queue:
+        assert list((await drain(queue)).values()) == [b"last"]
+
+
+@pytest.mark.parametrize("level", ["always", "interval"])
+async def test_d_44_what_was_written_again_at_once_does_not_come_back_either(level):
+    """The first copy could not be cut off; the second is acknowledged, and its segment deleted."""
+    files = RecordingFiles()
+    once = OneFailure()
+    async with opened(files, segment_bytes=250) as queue:
+        await queue.put(b"old")
+        files.fault = lambda call, path: (
+            io_error() if call == "truncate" else once(call, path) if not path.name.endswith(".ack") else None
+        )
+        await queue.put(b"new", level)
+        await asyncio.sleep(5)
+        assert queue.stats().sync_errors == 1
+        await queue.put(bytes(200))
+        lease = await queue.lease()
+        await lease.ack([record.seq for record in lease.records[1:]])
+        await queue.put(bytes(200))
+        await asyncio.sleep(1)
+        files.fault = None
+        assert await left_after_kills(files, len(files.log)) == {(b"old", bytes(200))}
+
+
+async def test_d_50_a_large_put_that_is_written_again_is_whole_in_one_of_its_copies():
+    """A kill amid that leaves a part of its frames in the fresh segment, and all of them in the abandoned one."""
+    files = RecordingFiles()
+    payloads = [bytes([number]) * 100_000 for number in range(6)]
+    async with opened(files) as queue:
+        await queue.put_many(payloads, "interval")
+        since = len(files.log)
+        files.fault = OneFailure()
+        await asyncio.sleep(5)
+        assert queue.stats().sync_errors == 1
+    for moment in range(since, len(files.log)):
+        for torn in (0.0, 0.3, 0.6, 0.9):
+            async with opened(files.killed(moment, torn=torn)) as queue:
+                assert list((await drain(queue)).values()) == payloads
+
+
 async def test_d_15_every_new_name_is_durable(tmp_path):
     class Watched(OsFiles):
         synced: list[Path] = []  # noqa: RUF012 - one test, one list

@@ -343,7 +343,7 @@ class Surveyor:
         # In a compacted segment, what is missing behind damage may as well have been left out as settled.
         lost = _unsettled(entry, found.lost) if found.left_out.count else found.lost.count
         self._damaged += max(0, lost - found.torn)
-        self._torn_records += found.torn
+        self._torn_records += found.torn + found.cut
         self._lose(entry, found.lost)
         entry.arm_compaction(found.records)
         self._torn += size - found.data_end

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Scan:
-    """What reading a segment without a footer has found."""
+    """What reading a segment without a footer has found.
+
+    `torn` are records that stay in it and were not confirmed, `cut` those of an unfinished put at its end, which are
+    no longer in it.
+    """
 
     next_seq: int
     data_end: int
@@ -27,6 +31,7 @@ class Scan:
     damage: list[segment.Gap] = field(default_factory=list[segment.Gap])
     unreadable: list[segment.Gap] = field(default_factory=list[segment.Gap])
     torn: int = 0
+    cut: int = 0
 
 
 def scan(  # noqa: C901, PLR0912 - one pass, in which each rule of the specification stands once
@@ -58,7 +63,7 @@ def scan(  # noqa: C901, PLR0912 - one pass, in which each rule of the specifica
             doubtful.append(chain.seqs)
             chain = None
         if frame.kind == fmt.ATOMIC:
-            chain = chain or _Chain(frame)
+            chain = chain or _Chain(frame, item.offset)
             chain.take(frame, whole=not bad)
             if not frame.flags & fmt.MORE:
                 if not chain.whole:
@@ -77,7 +82,9 @@ def scan(  # noqa: C901, PLR0912 - one pass, in which each rule of the specifica
             min(found.times[0], frame.enqueued_ns) if found.times else frame.enqueued_ns,
             max(found.times[1], frame.enqueued_ns) if found.times else frame.enqueued_ns,
         ]
-    if chain is not None:
+    if chain is not None and chain.seqs[1] > proof and not walk.unreadable:
+        _cut_off(found, chain)
+    elif chain is not None:
         doubtful.append(chain.seqs)
     for low, high in doubtful:
         if high > proof:
@@ -94,7 +101,9 @@ def scan(  # noqa: C901, PLR0912 - one pass, in which each rule of the specifica
 class _Chain:
     """The frames of one atomic put, as they come."""
 
-    def __init__(self, first: fmt.FrameHeader) -> None:
+    def __init__(self, first: fmt.FrameHeader, offset: int) -> None:
+        self.offset = offset
+        self.frames = 0
         self.seqs = (first.first_seq, first.first_seq)
         # Of a put whose first frame is missing, the rest is as doubtful as that.
         self.whole = not first.flags & fmt.CONTINUED
@@ -103,8 +112,18 @@ class _Chain:
         return bool(frame.kind == fmt.ATOMIC and frame.flags & fmt.CONTINUED)
 
     def take(self, frame: fmt.FrameHeader, *, whole: bool) -> None:
+        self.frames += 1
         self.whole = self.whole and whole and frame.first_seq == self.seqs[1]
         self.seqs = (self.seqs[0], frame.first_seq + frame.records)
+
+
+def _cut_off(found: Scan, chain: _Chain) -> None:
+    """Its writing was cut short: none of it is here, so that a whole copy in an older segment counts."""
+    found.cut = chain.seqs[1] - chain.seqs[0]
+    found.lost.remove(*chain.seqs)
+    found.damage = [gap for gap in found.damage if gap.offset < chain.offset]
+    found.next_seq, found.data_end = chain.seqs[0], chain.offset
+    found.frames -= chain.frames
 
 
 def _bad_records(item: segment.Found) -> list[int]:

@@ -33,6 +33,7 @@ class Frame:
         "enqueued_ns",
         "first",
         "gathered",
+        "kept",
         "kind",
         "offset",
         "parts",
@@ -59,6 +60,9 @@ class Frame:
         self.stored = 0
         # Where it is in several frames on the disk: the first record and the offset of each.
         self.parts: list[tuple[int, int]] = []
+        # A copy of it could not be taken off the disk. Its numbers are final then, and its records too: written again
+        # under the same, the later copy is right.
+        self.kept = False
         self.deadline: float | None = None
         self.waiters: list[asyncio.Future[int]] = []
 

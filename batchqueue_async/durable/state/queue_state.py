@@ -122,11 +122,15 @@ class QueueState:
         return self.segments[number].moved is not None
 
     def assign(self, frames: Iterable[Frame]) -> None:
-        """Give frames their sequence numbers; `applied` makes those of the written ones final."""
+        """Give frames their sequence numbers; `applied` makes those of the written ones final.
+
+        A frame of which a copy is left on the disk has its numbers: those are the first of a round, and without a gap.
+        """
         seq = self.next_seq
         for frame in frames:
-            frame.first = seq
-            seq += frame.count
+            if not frame.kept:
+                frame.first = seq
+                seq += frame.count
 
     def applied(self, outcome: Outcome) -> list[Frame]:
         """Take in what the writer has done; the frames that are safe now, which become ready."""
@@ -143,8 +147,8 @@ class QueueState:
         done = outcome.round.frames[: outcome.done]
         for frame in done:
             self._written(frame)
-        if outcome.error is not None:
-            self.next_seq = max(self.next_seq, outcome.left_behind)
+        if outcome.left_behind:
+            self._left_behind(outcome)
         for number, _, _ in outcome.closed:
             entry = self.segments[number]
             entry.arm_compaction(entry.end - entry.first)
@@ -159,6 +163,16 @@ class QueueState:
             )
         self._hints_written(outcome)
         return done
+
+    def _left_behind(self, outcome: Outcome) -> None:
+        """Copies of frames could not be taken off the disk: of those that failed the numbers are final."""
+        for frame in outcome.round.frames[outcome.done :]:
+            frame.kept = True
+            self.next_seq = max(self.next_seq, frame.first + frame.count)
+        for number in outcome.left_behind:
+            if (entry := self.segments.get(number)) is not None:  # else it is deleted, copies and all
+                entry.void(self.next_seq)
+                self.touched.add(number)
 
     def _hints_written(self, outcome: Outcome) -> None:
         """Take the sizes of the hint files that were written anew; those that could not be written are to be."""
@@ -190,7 +204,8 @@ class QueueState:
     def _written(self, frame: Frame) -> None:
         frame.segment, frame.offset, _ = self.place(frame)
         entry = self.segments[frame.segment]
-        entry.end = self.next_seq = frame.first + frame.count
+        entry.end = frame.first + frame.count
+        self.next_seq = max(self.next_seq, entry.end)
         entry.data_end = max(entry.data_end, frame.offset + frame.stored)
         entry.newest_ns = max(entry.newest_ns, frame.enqueued_ns)
         shift = frame.offset - frame.parts[0][1] if frame.parts else 0
@@ -348,6 +363,8 @@ class QueueState:
         write = HintWrite(entry.number, entry.marker, range(entry.first, entry.end), entry.pending)
         if anew:
             write.entries = [Entry(acklog.LOST, low, high) for low, high in entry.lost]
+            if entry.void_end > entry.end:
+                write.entries.append(Entry(acklog.DROPPED, entry.end, entry.void_end))
             write.settled = entry.settled.copy()
             size = acklog.HEADER + acklog.ENTRY * (1 + len(write.entries)) + acklog.SPAN * len(entry.settled)
             # At most: the writer finds out which of them are of records that are not settled.

@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from batchqueue_async.durable.disk.acklog import LEASED, LOST, Entry
+from batchqueue_async.durable.disk.acklog import DROPPED, LEASED, LOST, Entry
 from batchqueue_async.durable.state.ranges import RangeMap, RangeSet
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Segment:
         "stuck",
         "swapping",
         "unreadable",
+        "void_end",
     )
 
     def __init__(self, header: SegmentHeader, size: int) -> None:
@@ -90,6 +91,8 @@ class Segment:
         self.delayed = RangeSet()
         self.returned = RangeSet()
         self.swapping = False
+        # Copies of the records from `end` up to here could not be cut off the file, and count no more.
+        self.void_end = 0
 
     @property
     def unsettled(self) -> int:
@@ -167,6 +170,15 @@ class Segment:
         if new:
             self.note(Entry(kind, low, high))
         return new
+
+    def void(self, high: int) -> None:
+        """What is left behind its records of those up to `high` was not confirmed, or is elsewhere: it counts no more.
+
+        Until that is noted, a crash leaves two copies of the same number, of which the later is right.
+        """
+        if self.end < high:
+            self.void_end = high
+            self.note(Entry(DROPPED, self.end, high))
 
     def note(self, entry: Entry) -> None:
         """Remember an entry for the hint, joined to the last or the one before where it continues that.

@@ -124,7 +124,7 @@ class WriteBuffer:
         self.close_group()
         wanted: list[Frame] = []
         for frame in frames:
-            if all(waiter.done() for waiter in frame.waiters):
+            if all(waiter.done() for waiter in frame.waiters) and not frame.kept:
                 self.settled(frame)
             else:
                 wanted.append(frame)
@@ -154,7 +154,8 @@ class WriteBuffer:
         kept: deque[Frame] = deque()
         for frame in self.frames:
             counted = frame is not self.group
-            if not any(waiter.cancelled() for waiter in frame.waiters):
+            if frame.kept or not any(waiter.cancelled() for waiter in frame.waiters):
+                # Of what is on the disk already nothing is taken back: it is put, as if the writer had it still.
                 kept.append(frame)
                 continue
             if counted:

@@ -37,7 +37,7 @@ class HintWrite:
 
     Attributes:
         records: the segment's.
-        entries: what to append; in a new file the records that are lost.
+        entries: what to append; in a new file the records that are lost, and the copies that count no more.
         settled: for a new file, what is settled; None to append.
         attempts: for a new file, how often records were leased; None to leave that out.
     """
@@ -105,8 +105,8 @@ class Moved:
 class Outcome:
     """What came of a round: the first `done` frames are safe at their level, the others met `error`.
 
-    `failures` are the errors that were met on the way, those that a fresh segment has made good too. `left_behind` is
-    the number after the last refused record that could not be taken off the disk again, 0 if there is none.
+    `failures` are the errors that were met on the way, those that a fresh segment has made good too. `left_behind` are
+    the segments off which frames could not be taken that met `error`, or that are in a later one.
     `hint_sizes` has the bytes of each acknowledgement file that was written anew.
     """
 
@@ -118,7 +118,7 @@ class Outcome:
     closed: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     moved: list[Moved] = field(default_factory=list[Moved])
     proven: tuple[int, int] | None = None
-    left_behind: int = 0
+    left_behind: tuple[int, ...] = ()
     dirty: bool = False
     hints_dirty: bool = False
     synced: bool = False
@@ -464,9 +464,10 @@ class Writer:
             outcome.error = second
             return
         if earlier and old is not None:
-            with suppress(Exception):
-                # If this fails, the specification says which copy is right: the one with the higher number.
+            try:
                 self._files.truncate(old.path, start)
+            except Exception:  # noqa: BLE001 - of two copies the specification says which is right: that in the later segment
+                outcome.left_behind += (old.number,)
             outcome.moved.append(Moved(old.number, start, again[0][0].first, fresh.number, shift))
         self._source, self._retained, self._retained_bytes = None, [], 0
         outcome.done = len(work.frames)
@@ -500,21 +501,19 @@ class Writer:
         try:
             self._files.truncate(old.path, cut)
         except Exception:  # noqa: BLE001 - whatever the disk says, the frames then stay in the file, and are not confirmed
-            self._leave_behind(earlier)
+            self._leave_behind(old.number, earlier)
             with suppress(Exception):
                 size = max(size, self._files.size(old.path))
         self._outcome.closed.append((old.number, cut, size))
         return keep
 
-    def _leave_behind(self, earlier: list[tuple[Frame, list[bytes]]]) -> None:
-        """Frames of this round stay where they were written. They are not confirmed.
+    def _leave_behind(self, number: int, earlier: list[tuple[Frame, list[bytes]]]) -> None:
+        """Frames of this round stay in a segment where they were written. They are not confirmed.
 
-        If they are refused, their numbers are given to nothing else: what took some of them would leave a part of an
-        atomic frame.
+        Their numbers are given to nothing else: what took some of them would leave a part of an atomic frame.
         """
-        frames = self._outcome.round.frames
-        if frames and not earlier:
-            self._outcome.left_behind = frames[-1].first + frames[-1].count
+        if self._outcome.round.frames and not earlier:
+            self._outcome.left_behind += (number,)
 
     def _give_up(
         self,
@@ -531,8 +530,14 @@ class Writer:
             try:
                 self._files.unlink(fresh.path)
             except Exception:  # noqa: BLE001 - whatever the disk says, the frames then stay in the file, and are not confirmed
-                self._leave_behind(earlier)
-            del outcome.opened[opened:]
+                self._leave_behind(fresh.number, earlier)
+                # It has no record that counts, and is deleted when that is possible.
+                size = fresh.offset
+                with suppress(Exception):
+                    size = max(size, self._files.size(fresh.path))
+                outcome.closed.append((fresh.number, fmt.DATA_START, size))
+            else:
+                del outcome.opened[opened:]
         self._retained = earlier
         self._retained_bytes = sum(frame.raw for frame, _ in earlier)
         self._source = old if earlier else None
