@@ -15,6 +15,7 @@ from durable_kit import ROOT, RecordingFiles, drain, io_error, opened
 from batchqueue_async.durable import DurableConfig, DurableQueue
 from batchqueue_async.durable.disk.files import OsFiles
 from batchqueue_async.errors import DiskFullError, DurableQueueError, RecordTooLargeError
+from batchqueue_async.testing import VirtualTimeLoop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -272,3 +273,18 @@ async def test_d_8_a_graveyard_that_can_not_be_opened_does_not_keep_the_queue_fr
     async with opened(files.snapshot()) as again:
         assert sorted((await drain(again)).values()) == [b"a", b"b", b"c"]
         assert again.recovery.clean
+
+
+def test_d_52_a_rest_of_a_time_that_no_clock_resolves_does_not_hold_the_loop():
+    """The timer of an idle disk came too early by less than the last digit of the loop's time, again and again."""
+
+    async def main() -> None:
+        async with opened(durability="os", stale_flush=0.1) as queue:
+            for number in range(30):
+                await queue.put(b"x")
+                await asyncio.sleep(0.0137 * number)
+            await asyncio.sleep(1)
+            assert queue._state.counters.syncs > 0
+
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start=2.0**30)) as runner:
+        runner.run(main())

@@ -27,6 +27,7 @@ _ROUND_BYTES = 32 << 20
 # Acknowledgements are a hint: they wait this long for a round of frames to travel with.
 _HINT_DELAY = 0.01
 _PROBE = 0.25
+_LEAST_DELAY = 0.001
 # On a disk that was found full, a segment takes this part of what the queue has there.
 _DISK_SHARE = 16
 _LEAST_SEGMENT = 16 << 10
@@ -276,7 +277,8 @@ class GroupCommit:
 
     def _after(self, name: str, delay: float, call: Callable[[], None]) -> None:
         if name not in self._timers and not self._ended:
-            self._timers[name] = self._loop.call_later(delay, self._fire, name, call)
+            # What is left of a time may be less than the clock resolves, and the timer would come too early for ever.
+            self._timers[name] = self._loop.call_later(max(delay, _LEAST_DELAY), self._fire, name, call)
 
     def _fire(self, name: str, call: Callable[[], None]) -> None:
         self._timers.pop(name, None)
