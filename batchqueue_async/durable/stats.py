@@ -149,7 +149,7 @@ def snapshot(state: QueueState) -> DurableStats:
     counters = state.counters
     config = state.config
     disk = state.room.used_bytes
-    held = state.gate.held if state.gate is not None else 0
+    held = state.gate.blocked if state.gate is not None else 0
     records = state.room.records
     delayed = state.index.delayed
     shares = [0.0]

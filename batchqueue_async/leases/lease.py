@@ -84,6 +84,7 @@ class Lease:
 
     Attributes:
         deadline: the loop's time at which it ends by itself.
+        more: for the owner, before it hands the lease out: whether there may be more for it in later steps.
     """
 
     __slots__ = (
@@ -96,9 +97,12 @@ class Lease:
         "_records",
         "_starts",
         "deadline",
+        "more",
     )
 
-    def __init__(self, owner: Owner, runs: list[Run], deadline: float, *, newest_first: bool = False) -> None:
+    def __init__(
+        self, owner: Owner, runs: list[Run], deadline: float, *, newest_first: bool = False, more: bool = False
+    ) -> None:
         self._owner = owner
         self._all = runs
         # What is unsettled, by number; None as long as that is everything.
@@ -108,6 +112,7 @@ class Lease:
         self._in_order: list[Run] = []
         self._starts: list[int] | None = None
         self.deadline = deadline
+        self.more = more
 
     def __repr__(self) -> str:
         return f"Lease({len(self)} records, {self.unsettled} unsettled)"

@@ -13,7 +13,7 @@ from batchqueue_async._support import log
 from batchqueue_async.durable.disk import quarantine
 from batchqueue_async.durable.read.rereading import Rereading
 from batchqueue_async.durable.state.backlog import run_bytes
-from batchqueue_async.durable.state.queue_state import PORTION
+from batchqueue_async.durable.state.queue_state import PORTION, Granted
 from batchqueue_async.errors import BatchQueueError, ForkedError, QueueClosedError
 from batchqueue_async.leases.lease import Lease
 
@@ -97,9 +97,7 @@ class LeaseManager:
         self._burials: set[asyncio.Task[None]] = set()
         # What is on its way to the dead letters: no lease has it, and it is leased.
         self._moving: dict[int, list[Run]] = {}
-        # The last grant had nothing but records that are given up: there may be others behind them.
-        self._only_given_up = False
-        self._closed = self._forked = False
+        self._closed = self._forked = self._serving_on = False
         self._newest_first = state.config.order == "freshest"
         self._timeout = state.config.lease_timeout
         self._most_attempts = state.config.max_attempts
@@ -114,7 +112,7 @@ class LeaseManager:
 
         Not so many as may take several steps of the loop.
         """
-        if self._waiters or self._most_attempts is not None:
+        if self._waiters or self._serving_on or self._most_attempts is not None:
             return None
         if max_records > PORTION and (self._state.gate is not None or self._state.backlog.runs > PORTION):
             return None
@@ -124,7 +122,7 @@ class LeaseManager:
         """The next records, waiting for them as long as `wait` allows; reading the disk is no waiting."""
         lease = await self._next(max_records, max_bytes, wait)
         try:
-            if self._state.is_portion(lease.blocks):
+            if lease.more:
                 await self._fill(lease, max_records, max_bytes)
             if lease and self._most_attempts is not None:
                 # The attempt is on the disk before anybody sees the records: one that kills its process is counted.
@@ -136,19 +134,19 @@ class LeaseManager:
 
     async def _fill(self, lease: Lease, max_records: int, max_bytes: int) -> None:
         """Go on where a grant has stopped for the loop's sake, portion by portion, while there is more in memory."""
-        runs = lease.blocks
-        while self._state.is_portion(runs):
+        runs, more = lease.blocks, lease.more
+        while more:
             for run in runs:
                 max_records -= run.high - run.low
                 max_bytes -= run_bytes(run)
             await asyncio.sleep(0)
             if self._closed or self._waiters or self._leases.get(id(lease)) is not lease:
                 return  # the queue is closed, others came before, or its time is over
-            runs = self._granted(max_records, max_bytes, at_least_one=False)
+            runs, more = self._granted(max_records, max_bytes, at_least_one=False)
             lease.extend_by(runs)
 
     async def _next(self, max_records: int, max_bytes: int, wait: float | None) -> Lease:
-        if not self._waiters:
+        if not self._waiters and not self._serving_on:
             lease = self._grant(max_records, max_bytes)
             if lease is not None:
                 return lease
@@ -157,7 +155,8 @@ class LeaseManager:
         if wait is not None and wait > 0:
             waiter.timer = self._loop.call_later(min(wait, _LONGEST), self._time_over, waiter)
         self._waiters.append(waiter)
-        self.serve()
+        if not self._serving_on:
+            self.serve()
         try:
             return await waiter.future
         except asyncio.CancelledError:
@@ -179,19 +178,14 @@ class LeaseManager:
                 self._waiters.popleft()
                 continue
             if granted >= PORTION:
-                # The others get theirs in the next turn of the loop.
-                self._loop.call_soon(self.serve)
+                self._serve_on()
                 return
             lease = self._grant(waiter.max_records, waiter.max_bytes)
             if lease is not None:
                 granted += len(lease.blocks)
                 self._waiters.popleft()
                 waiter.future.set_result(lease)
-            elif self._only_given_up:
-                # One grant in each step of the loop, until it finds something else or nothing more.
-                self._loop.call_soon(self.serve)
-                return
-            elif self._reading:
+            elif self._reading or self._serving_on:
                 return
             else:
                 break
@@ -200,29 +194,42 @@ class LeaseManager:
             if not waiter.future.done():
                 waiter.future.set_result(Lease(self, [], 0.0))
 
+    def _serve_on(self) -> None:
+        """The others get theirs, or what there is behind this portion, in the next turn of the loop."""
+        if not self._serving_on:
+            self._serving_on = True
+            self._loop.call_soon(self._serve_next)
+
+    def _serve_next(self) -> None:
+        self._serving_on = False
+        self.serve()
+
     def _grant(self, max_records: int, max_bytes: int) -> Lease | None:
-        runs = self._granted(max_records, max_bytes)
+        runs, more = self._granted(max_records, max_bytes)
         if not runs:
+            if more:
+                self._serve_on()  # all of this portion waits for its keys, or was too old
             return None
-        lease = Lease(self, runs, self._loop.time() + self._timeout, newest_first=self._newest_first)
+        deadline = self._loop.time() + self._timeout
+        lease = Lease(self, runs, deadline, newest_first=self._newest_first, more=more)
         self._leases[id(lease)] = lease
         if "lease" not in self._timers:
             # All leases are as long: the timer of an earlier one is never too late for this one.
             self._arm("lease", lease.deadline, self._expire)
         return lease
 
-    def _granted(self, max_records: int, max_bytes: int, *, at_least_one: bool = True) -> list[Run]:
+    def _granted(self, max_records: int, max_bytes: int, *, at_least_one: bool = True) -> Granted:
         state = self._state
-        runs = state.grant(max_records, max_bytes, self._clock() if self._ages else 0, at_least_one=at_least_one)
+        runs, more = state.grant(max_records, max_bytes, self._clock() if self._ages else 0, at_least_one=at_least_one)
         if state.backlog.on_disk:
             self._read_on()
         if runs:
             self._pump().touch()
-        if self._most_attempts is None:
-            return runs
+        if self._most_attempts is None or not runs:
+            return Granted(runs, more)
         wanted = self._give_up(runs, self._most_attempts)
-        self._only_given_up = bool(runs and not wanted)
-        return wanted
+        # Behind records that are all given up there may be others.
+        return Granted(wanted, more or not wanted)
 
     def _give_up(self, runs: list[Run], most: int) -> list[Run]:
         """Send the records to the dead letters that were leased as often as they may be; the others."""
@@ -473,8 +480,7 @@ class LeaseManager:
                 self._loop.call_soon(self._fetched, rest, found, None, moves)
                 return
             self._tell_damage(stretch.number, found)
-        self.serve()
-        self._read_on()
+        self._serve_on()
 
     def _loaded(self, load: Load, found: Any, error: BaseException | None, moves: int) -> None:
         self._reading = load.extent.busy = False

@@ -226,6 +226,13 @@ class Backlog:
         parked = self._index.last_returned()
         return run if parked is None or (run is not None and run.end >= parked) else None
 
+    def first_returned(self) -> int | None:
+        """The lowest number of what came back to be delivered again, in memory or on the disk."""
+        run, parked = self.returned.oldest(), self._index.first_returned()
+        if run is None or parked is None:
+            return parked if run is None else run.seq
+        return min(run.seq, parked)
+
     def next_stretch(self, size: int) -> Stretch | None:
         """What to read, about `size` bytes, when the records that are next came back, and only the disk has them."""
         if not self._index.any_returned or self.peek() is not None:

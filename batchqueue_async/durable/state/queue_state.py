@@ -7,7 +7,7 @@ do. Time comes in as arguments.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.durable.disk import acklog
 from batchqueue_async.durable.disk import format as fmt
@@ -24,7 +24,7 @@ from batchqueue_async.leases.key_order import KeyOrder
 from batchqueue_async.leases.run import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from batchqueue_async.durable.config import DurableConfig
     from batchqueue_async.durable.disk.compaction import Compacted
@@ -37,11 +37,20 @@ _COMPACT_RATIO = 4
 # A hint is rewritten when it is larger than this part of a segment: under a small `max_bytes`, hints are small as well.
 _HINT_SHARE = 32
 # What one step of the loop grants: runs, or records where each is asked for its key.
-PORTION = 500
+PORTION = 400
+# What it costs besides to look for them once more, in records.
+_PASS = 4
 # Records that wait for their keys keep their payloads in this part of the window, so that reading never stands still.
 _HELD_SHARE = 4
 # What the keys of leased and delayed records take, likewise.
 _KEYS_SHARE = 4
+
+
+class Granted(NamedTuple):
+    """Runs for a lease, and whether there may be more of them that are ready: it has stopped for the loop's sake."""
+
+    runs: list[Run]
+    more: bool
 
 
 class QueueState:
@@ -391,38 +400,62 @@ class QueueState:
 
     # Leases
 
-    def grant(self, max_records: int, max_bytes: int, now_ns: int, *, at_least_one: bool = True) -> list[Run]:
+    def grant(self, max_records: int, max_bytes: int, now_ns: int, *, at_least_one: bool = True) -> Granted:
         """The next records for a lease, one portion of them; those past `max_age` are dropped on the way."""
         if self.room.owed:
             # Before they are leased, and can't be dropped.
             self.room.pay()
         granted: list[Run] = []
+        keys: set[Hashable] = set()
         room = PORTION
-        while (
-            max_records > 0
-            and max_bytes > 0
-            and room > 0
-            and not (self.gate and self.gate.full and not self.backlog.any_returned)
-        ):
-            wanted = max_records if self.gate is None else min(max_records, self.gate.room, room)
-            runs = self.backlog.take(wanted, max_bytes, most=room, at_least_one=at_least_one and not granted)
+        while max_records > 0 and max_bytes > 0 and room > 0:
+            first = at_least_one and not granted
+            if self.gate is None:
+                runs = self.backlog.take(max_records, max_bytes, most=room, at_least_one=first)
+            else:
+                runs = self._look_at(self.gate, keys, min(max_records, room), max_bytes, at_least_one=first)
             if not runs:
                 break
+            # What was looked at, for that is what takes time: with an order by key most of it may have to wait.
+            room -= self._weight(runs) + _PASS
             if self.config.max_age is not None:
                 runs = self._unexpired(runs, now_ns)
             if self.gate is not None:
-                runs = self.gate.admit(runs)
+                runs = self.gate.admit(runs, keys)
             granted += runs
-            room -= self._weight(runs)
             if self.gate is None and self.config.max_age is None:
                 break  # nothing was filtered out: `take` has gone as far as the limits allow
             max_records -= sum(run.high - run.low for run in runs)
             max_bytes -= sum(map(run_bytes, runs))
-        return self._leased(granted)
+        return Granted(self._leased(granted), more=room <= 0)
 
-    def is_portion(self, runs: Sequence[Run]) -> bool:
-        """Whether `grant` has stopped at these for the loop's sake: there may be more that is ready."""
-        return self._weight(runs) >= PORTION
+    def _look_at(
+        self, gate: KeyOrder, keys: set[Hashable], records: int, size: int, *, at_least_one: bool
+    ) -> list[Run]:
+        """What is next in an order by key: records that have waited for keys that are free now, else the backlog's."""
+        freed: list[Run] = []
+        parked: list[Run] = []
+        limit = min(records, gate.key_room)
+        while len(freed) < limit and len(parked) < PORTION // 2 and (run := gate.next_free(keys)) is not None:
+            if run.frame is _ON_DISK:
+                if freed:
+                    break
+                # It is read, and comes back through the backlog; so are its followers, at once.
+                parked.append(gate.take_free(keys))
+                continue
+            returned = parked[0].seq if parked else self.backlog.first_returned()
+            if returned is not None and returned < run.seq:
+                break  # that may be of the same key
+            size -= run_bytes(run)
+            if size < 0 and (freed or not at_least_one):
+                return freed
+            self._count_held([gate.take_free(keys)])
+            freed.append(run)
+        for low, high, _ in joined(parked):
+            self.index.give_back(low, high)
+        if freed or (gate.full and not self.backlog.any_returned):
+            return freed
+        return self.backlog.take(min(records, gate.room), size, most=records, at_least_one=at_least_one)
 
     def _weight(self, runs: Sequence[Run]) -> int:
         return len(runs) if self.gate is None else sum(run.high - run.low for run in runs)
@@ -528,11 +561,9 @@ class QueueState:
         self.backlog.give_back(runs)
 
     def release(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """The keys of these records are free: those that waited for them are ready."""
+        """These records no longer use their keys: those that wait for them may be ready."""
         if self.gate is not None:
-            freed = self.gate.release(ranges)
-            self._count_held(freed)
-            self.backlog.give_back(freed)
+            self.gate.release(ranges)
 
     def _hold(self, run: Run) -> Run:
         """A record waits for its key: with its payload as long as there is room for that."""
