@@ -64,6 +64,8 @@ def test_a_set_is_what_was_put_in_and_not_taken_out(steps, at):
     assert {n for low, high in found for n in range(low, high)} == model
     assert {n for low, high in found.present(5, 50) for n in range(low, high)} == model & set(range(5, 50))
     assert {n for low, high in found.missing(5, 50) for n in range(low, high)} == set(range(5, 50)) - model
+    below = [(low, min(high, at)) for low, high in found if low < at]
+    assert found.last_before(at) == (below[-1] if below else None)
     tail = found.split(at)
     assert {n for low, high in tail for n in range(low, high)} == {n for n in model if n >= at}
     assert {n for low, high in found for n in range(low, high)} == {n for n in model if n < at}

@@ -130,6 +130,32 @@ async def test_x_18_moving_a_frame_of_thousands_to_the_dead_letters_has_no_long_
     assert 1_000 < steps.most < STEP_LIMIT
 
 
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+async def test_x_18_reading_a_frame_of_which_thousands_of_single_records_come_back_has_no_long_step(order):
+    files = RecordingFiles()
+    config = DurableConfig(durability="os", memory_bytes=1, order=order)
+    async with DurableQueue.open(ROOT, config, files=files) as queue:
+        await queue.put_many([b"%d" % number for number in range(4 * MANY)])
+        lease = await queue.lease(4 * MANY)
+        left = sorted(record.seq for record in lease.records)[::2]
+        with Steps() as steps:
+            for at in range(0, len(left), 1_000):
+                await lease.ack([seq + 1 for seq in left[at : at + 1_000]])
+                await asyncio.sleep(0)
+            await lease.nack()
+            seen = []
+            while len(seen) < len(left):
+                again = await queue.lease(MANY)
+                await asyncio.sleep(0)
+                seen += [record.seq for record in again.records]
+                await asyncio.sleep(0)
+                await again.ack()
+                await asyncio.sleep(0)
+        assert sorted(seen) == sorted(left)
+        assert queue.records == 0
+    assert 1_000 < steps.most < STEP_LIMIT
+
+
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
 async def test_x_18_amid_thousands_of_dead_letters_each_record_is_in_one_place(how):
     files = RecordingFiles()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.state.record_index import Stretch
     from batchqueue_async.durable.state.table import Segment
 
-# What one step of the loop takes in: frames and the runs that are left of them; one frame may have more.
+# What one step of the loop takes in: frames, and the runs that are left of them. Of an extent one frame may have more:
+# it can't be taken in by halves.
 _PORTION = 256
 
 
@@ -110,16 +111,27 @@ class Rereading:
             for low, high in gone:
                 for part in state.index.read(entry, max(low, stretch.low), min(high, stretch.high)):
                     missing(entry, *part)
-            for low, high in state.index.read(entry, max(frame.first, stretch.low), min(stop, stretch.high)):
-                for start, end, times in entry.attempts.within(low, high):
-                    state.backlog.keep(Run(start, frame, start - frame.first, end - frame.first, times))
-                    count += 1
-            count += 1
+            until, more = state.index.cut(entry, max(frame.first, stretch.low), min(stop, stretch.high), _PORTION)
+            count += 1 + self._keep(entry, frame, max(frame.first, stretch.low), until)
+            if more:
+                found.frames = found.frames[place:]
+                return stretch._replace(low=until)
             reached = max(reached, stop)
         if found.stopped_at >= stretch.end:
             for part in state.index.read(entry, reached, stretch.high):
                 missing(entry, *part)
         return None
+
+    def _keep(self, entry: Segment, frame: Frame, low: int, high: int) -> int:
+        """What came back of [low, high) is in memory again, with this frame; in how many runs."""
+        runs = [
+            Run(start, frame, start - frame.first, end - frame.first, times)
+            for part in self._state.index.read(entry, low, high)
+            for start, end, times in entry.attempts.within(*part)
+        ]
+        for run in runs:
+            self._state.backlog.keep(run)
+        return len(runs)
 
     def _unread(self, entry: Segment, low: int, high: int) -> None:
         """The device has failed to give these: they stay on the disk, for a later run to read."""

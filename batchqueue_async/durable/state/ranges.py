@@ -22,13 +22,9 @@ class _Chunk(NamedTuple):
     values: array[int]
 
 
-def _chunk(parts: Iterable[tuple[int, int, int]]) -> _Chunk:
-    chunk = _Chunk(array("Q"), array("Q"), array("H"))
-    for low, high, value in parts:
-        chunk.lows.append(low)
-        chunk.highs.append(high)
-        chunk.values.append(value)
-    return chunk
+def _chunk(parts: Sequence[tuple[int, int, int]]) -> _Chunk:
+    lows, highs, values = zip(*parts, strict=True) if parts else ((), (), ())
+    return _Chunk(array("Q", lows), array("Q", highs), array("H", values))
 
 
 class RangeMap:
@@ -188,6 +184,17 @@ class RangeMap:
             if place == len(chunk.lows):
                 at, place = at + 1, 0
 
+    def last_before(self, limit: int) -> tuple[int, int, int] | None:
+        """The last range that begins below this number, as far as it is below it."""
+        at = bisect_left(self._tops, limit)
+        if at == len(self._chunks) or self._chunks[at].lows[0] >= limit:
+            at -= 1
+        if at < 0:
+            return None
+        lows, highs, values = self._chunks[at]
+        place = bisect_left(lows, limit) - 1
+        return lows[place], min(highs[place], limit), values[place]
+
     def copy(self) -> RangeMap:
         """The same, for another thread to look at."""
         other = RangeMap()
@@ -284,6 +291,16 @@ class RangeSet:
     def present(self, low: int, high: int) -> Iterator[tuple[int, int]]:
         """The parts of [low, high) that are in the set, in order."""
         return ((start, stop) for start, stop, value in self._map.within(low, high) if value)
+
+    def last_before(self, limit: int) -> tuple[int, int] | None:
+        """The last part of the set below this number.
+
+        Example:
+            >>> RangeSet([(0, 5), (7, 9)]).last_before(8)
+            (7, 8)
+        """
+        found = self._map.last_before(limit)
+        return found[:2] if found is not None else None
 
     @classmethod
     def of_rising(cls, ranges: Sequence[tuple[int, int]]) -> RangeSet:

@@ -7,6 +7,7 @@ it was leased. So a backlog that was leased and given back, record by record, ta
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchqueue_async.durable.state.delays import Delays
@@ -124,10 +125,8 @@ class RecordIndex:
         woken: list[tuple[int, int]] = []
         for low, high in self._delays.pop(now, _AT_ONCE):
             for entry, start, stop in self.parts(low, high):
-                found = list(entry.delayed.present(start, stop))
-                for part in found:
-                    self._take(entry.delayed, *part)
-                    woken.append(part)
+                woken += entry.delayed.present(start, stop)
+                self._take(entry.delayed, start, stop)
                 _note(self._delayed_in, entry.number, entry.delayed)
         return woken
 
@@ -153,19 +152,23 @@ class RecordIndex:
             entry.returned.add(start, stop)
             _note(self._returned_in, entry.number, entry.returned)
 
+    @staticmethod
+    def cut(entry: Segment, low: int, high: int, most: int) -> tuple[int, bool]:
+        """Where the first `most` ranges of [low, high) end that are to be read, and whether there are more of them."""
+        ranges = list(islice(entry.returned.present(low, high), most + 1))
+        return (ranges[most - 1][1], True) if len(ranges) > most else (high, False)
+
     def read(self, entry: Segment, low: int, high: int) -> list[tuple[int, int]]:
         """What of [low, high) was to be read: it is in memory now, or lost."""
         found = list(entry.returned.present(low, high))
-        for part in found:
-            entry.returned.remove(*part)
+        entry.returned.remove(low, high)
         _note(self._returned_in, entry.number, entry.returned)
         return found
 
     def drop(self, entry: Segment, low: int, high: int) -> list[tuple[int, int]]:
         """Take out what is delayed of [low, high), and what is given back; the parts that were delayed."""
         found = list(entry.delayed.present(low, high))
-        for part in found:
-            self._take(entry.delayed, *part)
+        self._take(entry.delayed, low, high)
         entry.returned.remove(low, high)
         _note(self._delayed_in, entry.number, entry.delayed)
         _note(self._returned_in, entry.number, entry.returned)
@@ -212,21 +215,29 @@ class RecordIndex:
         if not self._returned_in:
             return None
         entry = self._by_number[self._returned_in[-1 if newest_first else 0]]
-        ranges = reversed(entry.returned) if newest_first else iter(entry.returned)
-        low, high = next(ranges)
+        returned = entry.returned
+        low, high = next(reversed(returned) if newest_first else iter(returned))
         low, high = entry.cut(low, high, size, newest_first=newest_first)
         start, end, least = entry.near(low, high)
-        for count, (next_low, next_high) in enumerate(ranges, 1):
-            place = entry.near(next_low, next_high)
+        for _ in range(1, _RANGES):
+            # Whatever else is between these offsets is read anyway.
+            if newest_first:
+                low = min(low, least)
+                following = returned.last_before(low)
+            else:
+                high = max(high, entry.reach(high))
+                following = next(returned.present(high, max(high, entry.end)), None)
+            if following is None:
+                break
+            place = entry.near(*following)
             apart = start - place[1] if newest_first else place[0] - end
             total = end - place[0] if newest_first else place[1] - start
-            # Of many ranges no more in one step, unless they are in what is read anyway.
-            if apart > _GAP or total > size or (count >= _RANGES and apart >= 0):
+            if apart > _GAP or total > size:
                 break
             if newest_first:
-                low, start, least = next_low, place[0], place[2]
+                low, start, least = following[0], place[0], place[2]
             else:
-                high, end = next_high, place[1]
+                high, end = following[1], place[1]
         return Stretch(entry.number, start, end, least, low, high)
 
 

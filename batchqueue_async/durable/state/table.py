@@ -148,6 +148,12 @@ class Segment:
         end = offsets[stop] if stop < len(offsets) else self.data_end
         return (self.header.data_start, end, 0) if start < 0 else (offsets[start], end, firsts[start])
 
+    def reach(self, high: int) -> int:
+        """The number before which all is read with what is below `high`."""
+        firsts = self.index[0]
+        stop = bisect_left(firsts, high)
+        return firsts[stop] if stop < len(firsts) else self.end
+
     def cut(self, low: int, high: int, size: int, *, newest_first: bool) -> tuple[int, int]:
         """The beginning of [low, high), or its end: what is in about `size` bytes."""
         firsts, offsets = self.index
