@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 from aiokafka.structs import ConsumerRecord
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from batchqueue_async.intake.kafka.assignment import Assignment, Limits
 from batchqueue_async.intake.kafka.progress import Place, Progress, Window
-from batchqueue_async.intake.kafka.records import KafkaRun, size_of, size_of_all
+from batchqueue_async.intake.kafka.records import KafkaMessage, KafkaRun, size_of_all
 from batchqueue_async.intake.kafka.stalls import Sight, StallWatch
 from batchqueue_async.intake.ports import Epoch
 
@@ -231,8 +232,11 @@ def test_what_a_run_holds_is_what_its_messages_give_back():
     size = size_of_all(records)
     run = KafkaRun(records, part, A, size)
     part.received(0, len(run), size)
-    assert size == sum(map(size_of, records)) == 103 + 0 + 2 + 3
+    assert size == 103 + 0 + 2 + 3
+    assert run.bodies() == [b"x" * 100, b"", b"", b"yy"]
     assert run.bodies() == [each.body for each in run] == [b"x" * 100, b"", b"", b"yy"]
+    assert run.bodies() == [b"x" * 100, b"", b"", b"yy"], "of messages as of records"
+    assert [each.tombstone for each in run] == [False, True, False, False]
     run[1].attempt = 3
     run[2].value = "decoded"
     run.taken = 7.0
@@ -241,9 +245,61 @@ def test_what_a_run_holds_is_what_its_messages_give_back():
     assert [(each.attempt, each.value) for each in messages] == [(1, None), (3, None), (1, "decoded"), (1, None)]
     for message in messages:
         assert (message.epoch, message.order, message.taken) == (part.epoch, A, 7.0)
-        assert message.size >= 0
+    assert [message.size for message in messages] == [103, 0, 2, 3]
+    for message in messages:
         message.finish()
     assert (part.held, part.bytes, part.window.point(4)) == (0, 0, 4)
+
+
+class Interrupted(BaseException):
+    pass
+
+
+class InterruptedRecord:
+    """A record at which its reader is interrupted once, as by Ctrl-C."""
+
+    def __init__(self, record):
+        self.record = record
+        self.read = False
+
+    def __getattr__(self, name):
+        if name == "value" and not self.read:
+            self.read = True
+            raise Interrupted
+        return getattr(self.record, name)
+
+
+def some_records(count):
+    return [ConsumerRecord("orders", 0, at, 0, 0, None, b"%d" % at, None, -1, 1, ()) for at in range(count)]
+
+
+def test_a_message_takes_the_place_of_its_record_which_goes_at_once():
+    records = some_records(3)
+    gone = [weakref.ref(record) for record in records]
+    run = KafkaRun(records, Progress(A, Epoch("orders/0")), None, 3)
+    assert all(each() is not None for each in gone), "nobody has asked for a message"
+    assert [message.offset for message in run] == [0, 1, 2]
+    assert all(each() is None for each in gone), "with both, batches grow old before the garbage collector"
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_run_whose_messages_were_made_in_part_goes_on_there(place):
+    records = some_records(3)
+    records[place] = InterruptedRecord(records[place])
+    run = KafkaRun(records, part := Progress(A, Epoch("orders/0")), None, 3)
+    part.received(0, 3, 3)
+    with pytest.raises(Interrupted):
+        list(run)
+    first = records[0] if place else None
+    assert run.bodies() == [b"0", b"1", b"2"]
+    messages = run.split()
+    assert [(type(each), each.offset, each.body) for each in messages] == [
+        (KafkaMessage, at, b"%d" % at) for at in range(3)
+    ]
+    assert first is None or messages[0] is first, "what was handed out stays"
+    for message in reversed(messages):
+        message.finish()
+    assert (part.held, part.window.point(3)) == (0, 3)
 
 
 def _length(data):

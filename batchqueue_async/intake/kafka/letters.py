@@ -23,7 +23,7 @@ def letter_headers(delivery: KafkaMessage, outcome: DeadLetter) -> list[tuple[st
     """
     bare = Message(source=delivery.source)
     added = outcome.headers(bare, partition=delivery.partition, offset=delivery.offset)
-    kept = [(name, value) for name, value in delivery.raw.headers if name not in added and name != ATTEMPT]
+    kept = [(name, value) for name, value in delivery.raw_headers if name not in added and name != ATTEMPT]
     return [*kept, *((name, text.encode()) for name, text in added.items())]
 
 
@@ -47,12 +47,12 @@ class Letters:
         where = f"dead letters, topic {self.topic!r}"
         assert self.topic is not None  # noqa: S101 - the pool forwards nothing where letters are dropped
         producer: client.Producer | None = None
-        record = delivery.raw
+        value = None if delivery.tombstone else delivery.body
         try:
             async with asyncio.timeout(self._cluster.timeout):
                 producer = await self._producer.get()
                 headers = letter_headers(delivery, outcome)
-                await producer.send_and_wait(self.topic, value=record.value, key=record.key, headers=headers)
+                await producer.send_and_wait(self.topic, value=value, key=delivery.key, headers=headers)
         except TimeoutError:
             self._drop(producer)
             raise RetryableError(

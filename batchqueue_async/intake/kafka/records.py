@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 from batchqueue_async.intake.ports import ATTEMPT, Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from batchqueue_async.intake.kafka.progress import Progress
     from batchqueue_async.intake.ports import Epoch
@@ -20,114 +20,119 @@ _ATTEMPT = re.compile(r"[0-9]{1,9}")
 class KafkaMessage(Delivery):
     """A record, as a handler sees it: what `Message` has, and its partition, offset and tombstone.
 
+    It has all that is needed of the client's record, which goes as soon as its message is there: with both at once, a
+    batch of some hundreds has the garbage collector look through it, again and again.
+
     Example:
         >>> # in a handler
         >>> def place(message: KafkaMessage) -> str:
         ...     return f"{message.source}/{message.partition}@{message.offset}"
+
+    Attributes:
+        body: the record's value; empty for a tombstone.
+        key: the record's key.
+        offset: its offset in the partition.
+        tombstone: whether it has no value: its key is deleted.
+        raw_headers: its headers as they came, several of one name included.
     """
 
-    __slots__ = ("_first", "_progress", "_record")
+    # Body and key are plain attributes, where the base has properties: a batch handler reads the body of each message.
+    __slots__ = ("_first", "_progress", "_stamp", "body", "key", "offset", "raw_headers", "tombstone")  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    def __init__(self, record: Any, progress: Progress, order: Hashable | None) -> None:
-        # The base's fields are properties here, read from the record when they are asked for.
-        self._record = record
-        self._progress = progress
-        self._first: int | None = None  # the first offset of its run, if it is part of one
-        self.epoch = progress.epoch
-        self.order = order
-        self.size = size_of(record)
-        self.taken = 0.0
-        self.attempt = attempt_of(record) if record.headers else 1
-        self.value = None
-
-    @property
-    def body(self) -> bytes:
-        """The record's value; empty for a tombstone."""
-        value: bytes | None = self._record.value
-        return b"" if value is None else value
-
-    @property
-    def tombstone(self) -> bool:
-        """Whether the record has no value: its key is deleted."""
-        return self._record.value is None
-
-    @property
-    def key(self) -> bytes | None:
-        """The record's key."""
-        key: bytes | None = self._record.key
-        return key
+    body: bytes
+    key: bytes | None
+    offset: int
+    tombstone: bool
+    raw_headers: Sequence[tuple[str, bytes]]
+    _stamp: int
+    _progress: Progress
+    _first: int | None  # of its run; None outside one
 
     @property
     def headers(self) -> Mapping[str, str]:
         """The record's headers as text; of headers with one name the last counts."""
-        headers: Sequence[tuple[str, bytes]] = self._record.headers
-        if not headers:
+        if not self.raw_headers:
             return _NO_HEADERS
-        return {name: (value or b"").decode(errors="replace") for name, value in headers}
+        return {name: (value or b"").decode(errors="replace") for name, value in self.raw_headers}
 
     @property
     def id(self) -> str:
         """Topic, partition and offset."""
-        record = self._record
-        return f"{record.topic}/{record.partition}/{record.offset}"
+        place = self._progress.place
+        return f"{place.topic}/{place.partition}/{self.offset}"
 
     @property
     def published_at(self) -> float | None:
         """The record's timestamp, in seconds since 1970."""
-        stamp: int = self._record.timestamp
-        return None if stamp < 0 else stamp / 1000
+        return None if self._stamp < 0 else self._stamp / 1000
 
     @property
     def source(self) -> str:
         """The topic."""
-        topic: str = self._record.topic
-        return topic
+        return self._progress.place.topic
 
     @property
     def partition(self) -> int:
         """The partition of the topic."""
-        partition: int = self._record.partition
-        return partition
-
-    @property
-    def offset(self) -> int:
-        """The offset in the partition."""
-        offset: int = self._record.offset
-        return offset
+        return self._progress.place.partition
 
     # --- for the session
 
     @classmethod
-    def of_run(cls, records: Sequence[Any], progress: Progress) -> list[KafkaMessage]:
-        """The messages of a run, without a call for each, and with what a handler may ask for alone.
+    def replace(cls, records: list[Any], progress: Progress) -> list[KafkaMessage]:
+        """Put a message in the place of each record, without a call for each; goes on where it was interrupted.
 
-        What the pool needs of a message, `KafkaRun.split` adds.
+        They have what a handler may ask for. What the pool and the session need, `deliveries` adds.
         """
-        first: int = records[0].offset
         new = object.__new__
-        made: list[KafkaMessage] = []
-        for record in records:
+        done = sum(type(each) is cls for each in records) if type(records[0]) is cls else 0
+        for at in range(done, len(records)):
+            record = records[at]
             message = new(cls)
-            message._record = record  # noqa: SLF001 - of its own class
+            value = record.value
+            message.tombstone = value is None
+            message.body = b"" if value is None else value
+            message.key = record.key
+            message.offset = record.offset
+            message._stamp = record.timestamp  # noqa: SLF001 - of its own class
             message._progress = progress  # noqa: SLF001 - of its own class
-            message._first = first  # noqa: SLF001 - of its own class
-            message.attempt = attempt_of(record) if record.headers else 1
+            message.raw_headers = headers = record.headers
+            message.attempt = attempt_of(headers) if headers else 1
             message.value = None
-            made.append(message)
-        return made
+            records[at] = message
+        return records
 
-    @property
-    def raw(self) -> Any:
-        """The client's record."""
-        return self._record
+    @classmethod
+    def deliveries(
+        cls, records: list[Any], progress: Progress, order: Hashable | None, *, by_key: bool = False, run: bool = False
+    ) -> list[KafkaMessage]:
+        """Messages in the place of records, each to be settled by itself.
+
+        Args:
+            records: records, or messages that were made of them.
+            progress: where the lane notes what is finished.
+            order: the lane's key for all of them; None has no order.
+            by_key: whether the records of each key have a lane; those without a key have no order.
+            run: whether they were received as one run.
+        """
+        messages = cls.replace(records, progress)
+        epoch, place, first = progress.epoch, progress.place, messages[0].offset if run else None
+        for message in messages:
+            key = message.key
+            message.epoch = epoch
+            message.order = order if not by_key else None if key is None else (place, key)
+            message.size = len(message.body) + (1 if key is None else len(key) + 2) - message.tombstone
+            message.taken = 0.0
+            message._first = first  # noqa: SLF001 - of its own class
+        return messages
 
     def finish(self) -> None:
         """Acked, or confirmed elsewhere: it holds back no commit any more."""
         progress = self._progress
         if self._first is None:
-            progress.window.finished(self._record.offset)
+            progress.window.finished(self.offset)
         else:
-            progress.window.finished_within(self._first, self._record.offset)
+            progress.window.finished_within(self._first, self.offset)
         progress.freed(1, self.size)
 
     def give_back(self) -> None:
@@ -138,15 +143,15 @@ class KafkaMessage(Delivery):
 class KafkaRun:
     """Neighbouring records of one partition as one delivery; its messages are made when they are asked for."""
 
-    __slots__ = ("_messages", "_progress", "_records", "count", "epoch", "order", "size", "taken")
+    __slots__ = ("_first", "_progress", "_records", "count", "epoch", "order", "size", "taken")
 
     attempt = 1
     """For the pool's counts, which don't look into runs."""
 
-    def __init__(self, records: Sequence[Any], progress: Progress, order: Hashable | None, size: int) -> None:
-        self._records = records
+    def __init__(self, records: list[Any], progress: Progress, order: Hashable | None, size: int) -> None:
+        self._records = records  # or the messages that were made of them
         self._progress = progress
-        self._messages: list[KafkaMessage] | None = None
+        self._first: int = records[0].offset
         self.count = len(records)
         self.epoch: Epoch = progress.epoch
         self.order = order
@@ -161,39 +166,37 @@ class KafkaRun:
     @overload
     def __getitem__(self, place: slice) -> Sequence[KafkaMessage]: ...
     def __getitem__(self, place: int | slice) -> KafkaMessage | Sequence[KafkaMessage]:
-        return self._made()[place]
+        return self._messages()[place]
 
     def __iter__(self) -> Iterator[KafkaMessage]:
-        return iter(self._made())
+        return iter(self._messages())
 
     def __repr__(self) -> str:
-        return f"<{self.count} messages of {self.epoch.name} from offset {self._records[0].offset}>"
+        return f"<{self.count} messages of {self.epoch.name} from offset {self._first}>"
 
     def bodies(self) -> list[bytes]:
         """The bodies of its messages, without making those."""
+        if type(self._records[0]) is KafkaMessage:
+            return [message.body for message in self._messages()]
         return [b"" if record.value is None else record.value for record in self._records]
 
-    def _made(self) -> list[KafkaMessage]:
-        if self._messages is None:
-            self._messages = KafkaMessage.of_run(self._records, self._progress)
-        return self._messages
+    def _messages(self) -> list[KafkaMessage]:
+        records = self._records
+        return records if type(records[-1]) is KafkaMessage else KafkaMessage.replace(records, self._progress)
 
     def split(self) -> list[KafkaMessage]:
         """Its messages, to be settled one by one from now on."""
-        made = self._made()
-        self._progress.window.split(self._records[0].offset, [record.offset for record in self._records])
-        for message in made:
-            message.epoch = self.epoch
-            message.order = self.order
+        messages = KafkaMessage.deliveries(self._records, self._progress, self.order, run=True)
+        self._progress.window.split(self._first, [message.offset for message in messages])
+        for message in messages:
             message.taken = self.taken
-            message.size = size_of(message.raw)
-        return made
+        return messages
 
     # --- for the session
 
     def finish(self) -> None:
         """All of it is acked."""
-        self._progress.window.finished(self._records[0].offset)
+        self._progress.window.finished(self._first)
         self._progress.freed(self.count, self.size)
 
     def give_back(self) -> None:
@@ -201,35 +204,18 @@ class KafkaRun:
         self._progress.freed(self.count, self.size)
 
 
-def size_of(record: Any) -> int:
-    """What a record counts against the bound by bytes: its key, its value, and a byte for each."""
-    value: int = record.serialized_value_size  # -1 where there is none
-    key: int = record.serialized_key_size
-    return value + key + 2
-
-
 def size_of_all(records: Sequence[Any]) -> int:
-    """The sum of the sizes of records, without a call for each."""
+    """What records count against the bound by bytes: their keys and values, and a byte for each of those."""
     size = 2 * len(records)
     for record in records:
-        size += record.serialized_value_size + record.serialized_key_size
+        size += record.serialized_value_size + record.serialized_key_size  # -1 where there is none
     return size
 
 
-def attempt_of(record: Any) -> int:
+def attempt_of(headers: Sequence[tuple[str, bytes]]) -> int:
     """The attempt that a record's header names, for what was published again to be tried again; else 1."""
-    for name, value in record.headers:
+    for name, value in headers:
         if name == ATTEMPT:
             text = (value or b"").decode(errors="replace")
             return max(1, int(text)) if _ATTEMPT.fullmatch(text) else 1
     return 1
-
-
-def by_key(place: Hashable) -> Callable[[Any], Hashable | None]:
-    """The lane of a record where order is by key: of its topic and partition; keyless records have none."""
-
-    def order(record: Any) -> Hashable | None:
-        key = record.key
-        return None if key is None else (place, key)
-
-    return order

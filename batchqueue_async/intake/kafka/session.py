@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from batchqueue_async._support import log
 from batchqueue_async.errors import AuthError, RetryableError
 from batchqueue_async.intake.cancelling import asked_for
-from batchqueue_async.intake.kafka.records import KafkaMessage, KafkaRun, by_key, size_of_all
+from batchqueue_async.intake.kafka.records import KafkaMessage, KafkaRun, size_of_all
 from batchqueue_async.intake.kafka.stalls import Sight, StallWatch
 from batchqueue_async.intake.ports import DeadLetter, SessionLostError
 from batchqueue_async.sinks.kafka import client
@@ -249,13 +249,10 @@ class KafkaSession:
             taken.append(KafkaRun(run, part, order, size))
 
     def _take_each(self, part: Progress, records: list[Any], taken: list[Taken]) -> None:
-        place = part.place
-        lane_of = by_key(place) if self._plan.order == "key" else None
-        lane = place if self._plan.order == "partition" else None
+        lane = part.place if self._plan.order == "partition" else None
         before = part.bytes
-        for record in records:
-            message = KafkaMessage(record, part, lane if lane_of is None else lane_of(record))
-            part.received(record.offset, 1, message.size)
+        for message in KafkaMessage.deliveries(records, part, lane, by_key=self._plan.order == "key"):
+            part.received(message.offset, 1, message.size)
             taken.append(message)
         self.assignment.took(len(records), part.bytes - before)
 
