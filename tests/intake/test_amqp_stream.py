@@ -165,3 +165,39 @@ async def test_a_broken_connection_is_told() -> None:
     stream = Stream(asyncio.get_running_loop())
     stream.reader.set_exception(ConnectionResetError("reset"))
     assert stream.lost == ["the connection broke: ConnectionResetError"]
+
+
+class Socket:
+    """A transport that remembers whether it is read, and minds being told twice, as uvloop's do."""
+
+    def __init__(self):
+        self.read = True
+
+    def pause_reading(self):
+        assert self.read
+        self.read = False
+
+    def resume_reading(self):
+        assert not self.read
+        self.read = True
+
+
+async def test_reading_goes_on_when_neither_the_client_nor_we_want_it_to_rest():
+    socket = Socket()
+    stream = DeliveryStream(asyncio.get_running_loop())
+    stream.set_transport(socket)
+    frame = pamqp.frame.marshal(pamqp.body.ContentBody(bytes(400_000)), CHANNEL)  # more than a stream reader keeps
+    stream.rest()
+    stream.feed_data(frame)
+    assert await stream.readexactly(len(frame)) == frame
+    assert not socket.read, "the client has room, and we have none"
+    stream.feed_data(frame)
+    stream.go_on()
+    assert not socket.read, "we have room, and the client has none"
+    heartbeat = 8
+    assert (await stream.readexactly(len(frame) + heartbeat))[:-heartbeat] == frame
+    assert socket.read
+    stream.rest()
+    assert not socket.read
+    stream.go_on()
+    assert socket.read

@@ -29,7 +29,7 @@ _COUNT = "x-delivery-count"  # the queue's own, of the message's life before
 class Publisher:
     """Publishes over a connection and channel of its own, made when they are needed, and again after they broke."""
 
-    def __init__(self, broker: Broker, *, queue: str, letters: str | None, timeout: float, stream: bool) -> None:
+    def __init__(self, broker: Broker, *, queue: str, letters: str | None, timeout: float) -> None:
         """Say what for.
 
         Args:
@@ -37,11 +37,9 @@ class Publisher:
             queue: whose messages.
             letters: the exchange or queue of dead letters.
             timeout: seconds for a confirmation.
-            stream: whether the client takes a stream of ours, whose line can be cut without its help.
         """
         self._broker = broker
         self._connection: Any = None
-        self._stream = stream
         self._factory: StreamFactory | None = None
         self._queue = queue
         self._letters = letters
@@ -119,7 +117,7 @@ class Publisher:
             if self._channel is None or self._channel.is_closed:
                 self._declared.clear()
                 if self._connection is None or self._connection.is_closed:
-                    self._factory = StreamFactory() if self._stream else None
+                    self._factory = StreamFactory()
                     self._connection = await self._broker.connect(self._factory)
                 if self._closed:  # meanwhile
                     await self.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from batchqueue_async._support import log
 from batchqueue_async.errors import ConfigError, RetryableError
-from batchqueue_async.intake.amqp.acks import AckWindow, Settlement
+from batchqueue_async.intake.amqp.acks import AckWindow
 from batchqueue_async.intake.amqp.broker import close_quietly
 from batchqueue_async.intake.amqp.delivery import AmqpDelivery
 from batchqueue_async.intake.amqp.publisher import Publisher
@@ -25,8 +25,15 @@ if TYPE_CHECKING:
     from batchqueue_async.intake.ports import DeadLetter, Delivery, Outcomes, Plan, Retry, Room
 
 Reader: TypeAlias = Literal["stream", "client"]
-"""Who takes deliveries apart: this package, off the byte stream, or the client."""
+"""Who takes deliveries apart: this package, off the byte stream, or the client.
 
+With both, the connection is read through a stream of ours, which bounds what is read, and acknowledgements are frames
+of ours, written between those of the client.
+"""
+
+# Frames that the client keeps for the channel until it looks at them, where it takes deliveries apart: the more, the
+# fewer turns of the loop. Its own 10 are three messages; and a frame may have 128 KiB.
+_CLIENT_FRAMES = 32
 _CLOSE_GRACE = 2.0  # seconds
 _DEPTH_EVERY = 5.0  # seconds between questions for the queue's length
 # RabbitMQ closes a connection that it could not write to for 30 s (`tcp_listen_options.send_timeout`), and what is with
@@ -49,11 +56,14 @@ class AmqpSession:
         arguments: what the queue was declared with, if `begin` was to find out.
     """
 
-    def __init__(self, broker: Broker, connection: Any, factory: StreamFactory | None, queue: str, plan: Plan) -> None:
+    def __init__(
+        self, broker: Broker, connection: Any, factory: StreamFactory, queue: str, *, plan: Plan, reader: Reader
+    ) -> None:
         self.hand_over = False
         self._broker = broker
         self._connection = connection
-        self._factory = factory
+        self._stream, self._writer = factory.stream, factory.writer
+        self._reader: Reader = reader
         self._queue = queue
         self._plan = plan
         self._loop = asyncio.get_running_loop()
@@ -68,7 +78,6 @@ class AmqpSession:
         self.arguments: dict[str, str] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._lost: str | None = None
-        self._over: asyncio.Future[None] = self._loop.create_future()
         self._stopped = False
         self._ended = False
         self._channel: Any = None
@@ -81,7 +90,6 @@ class AmqpSession:
             queue=queue,
             letters=plan.dead_letters,
             timeout=max(10.0, 2.0 * broker.heartbeat),
-            stream=factory is not None,
         )
 
     async def begin(self, *, ask: bool = True) -> None:
@@ -99,14 +107,13 @@ class AmqpSession:
         await self._publisher.prepare(self._connection)
         if ask:
             self.arguments = await self._broker.arguments_of(self._connection, self._queue) or {}
-        channel = self._channel = await self._connection.channel(publisher_confirms=False)
+        channel = self._channel = await self._connection.channel(
+            publisher_confirms=False, frame_buffer_size=_CLIENT_FRAMES
+        )
         await channel.basic_qos(prefetch_count=self._plan.prefetch)
-        if self._factory is not None:
-            self._factory.stream.keep(channel.number, self._arrived, self._wake, self._lose)
-            self._pulse = self._loop.call_later(self._broker.heartbeat, self._check_pulse)
-        else:
-            callbacks: set[Any] = getattr(channel, "on_consumer_cancel_callbacks", set())
-            callbacks.add(self._on_cancelled)
+        arrived = self._arrived if self._reader == "stream" else None
+        self._stream.keep(channel.number, arrived, self._wake, self._lose)
+        self._pulse = self._loop.call_later(self._broker.heartbeat, self._check_pulse)
         channel.closing.add_done_callback(partial(self._on_closed, "channel"))
         self._connection.closing.add_done_callback(partial(self._on_closed, "connection"))
         self._tag = (await channel.basic_consume(self._queue, self._on_message)).consumer_tag
@@ -146,7 +153,7 @@ class AmqpSession:
                 self._window.give_back(delivery.tag)
         self._held -= freed
         self._mind_bytes()
-        await self._write()
+        self._write()
 
     async def forward(self, delivery: Delivery, outcome: Retry | DeadLetter) -> None:
         """Publish, wait for the confirmation, then acknowledge."""
@@ -156,7 +163,7 @@ class AmqpSession:
             self._window.done(own.tag)
             self._held -= own.size
             self._mind_bytes()
-            await self._write()
+            self._write()
 
     async def flush(self) -> None:
         """Wait until acknowledgements have left for the broker: it answers in order, so any answer says so."""
@@ -192,8 +199,7 @@ class AmqpSession:
         if self._ended:
             return
         self._ended = True
-        if self._factory is not None:
-            self._factory.stream.let_go()
+        self._stream.let_go()
         self._lose("it was closed")
         for timer in (self._pulse, self._pause):
             if timer is not None:
@@ -201,7 +207,7 @@ class AmqpSession:
         if self._asking is not None:
             self._asking.cancel()
         closing = [
-            self._loop.create_task(step) for step in (_closed(self._connection, self._factory), self._publisher.close())
+            self._loop.create_task(step) for step in (_closed(self._connection, self._writer), self._publisher.close())
         ]
         try:
             await asyncio.wait(closing, timeout=_CLOSE_GRACE)
@@ -214,31 +220,11 @@ class AmqpSession:
         """The messages that are ready in the queue, as the broker said a few seconds ago."""
         return self._depth
 
-    async def _write(self) -> None:
+    def _write(self) -> None:
+        """Write acknowledgements; what waits for a line that is broken is bounded by the prefetch."""
         settlement = self._window.take()
-        if self._lost is not None:
-            return
-        if self._factory is not None:
-            frames = settlement.frames(self._channel.number)
-            if frames:
-                self._factory.writer.write(frames)
-            return
-        # The client's queue of frames is bounded, and nobody empties it any more once the line broke.
-        acks = self._loop.create_task(self._ack_by_client(settlement))
-        await asyncio.wait((acks, self._over), return_when=asyncio.FIRST_COMPLETED)
-        if not acks.done():
-            acks.cancel()
-            await asyncio.wait((acks,))
-        elif (error := acks.exception()) is not None:
-            self._lose(f"the line broke at an acknowledgement: {type(error).__name__}")
-
-    async def _ack_by_client(self, settlement: Settlement) -> None:
-        for tag in settlement.returned:
-            await self._channel.basic_nack(tag, requeue=True, wait=False)
-        if settlement.upto:
-            await self._channel.basic_ack(settlement.upto, multiple=True, wait=False)
-        for tag in settlement.alone:
-            await self._channel.basic_ack(tag, wait=False)
+        if self._lost is None and (frames := settlement.frames(self._channel.number)):
+            self._writer.write(frames)
 
     def _arrived(self, envelope: Envelope, body: bytes, raw: bytes) -> None:
         self._put(
@@ -276,7 +262,7 @@ class AmqpSession:
 
     def _mind_bytes(self) -> None:
         """Stop reading while too many bytes are held: the broker's bound is by messages alone."""
-        if self._factory is None or self._lost is not None:
+        if self._lost is not None:
             return
         above = self._held - self._plan.prefetch_bytes
         if above <= 0:
@@ -285,15 +271,13 @@ class AmqpSession:
         if full == (not self._reading):
             return
         self._reading = not full
-        transport = cast("asyncio.Transport", self._factory.writer.transport)  # a socket's, which can be paused
         if full:
-            transport.pause_reading()
+            self._stream.rest()
             self._pause = self._loop.call_later(_LONGEST_PAUSE, self._breathe)
             return
         if self._pause is not None:
             self._pause.cancel()
-        self._factory.stream.rested()
-        transport.resume_reading()
+        self._stream.go_on()
 
     def _breathe(self) -> None:
         """Read a little, though nothing was settled: the broker must be able to write."""
@@ -322,7 +306,6 @@ class AmqpSession:
         """The session is over: nothing of it is handled or acknowledged from here on."""
         if self._lost is None:
             self._lost = reason
-            self._over.set_result(None)
             self._drop_buffer()
             self._epoch.end()
             self._wake()
@@ -335,9 +318,9 @@ class AmqpSession:
 
     def _check_pulse(self) -> None:
         """A broker that sends nothing for two heartbeats is gone, or the line to it is."""
-        if self._factory is None or self._lost is not None:
+        if self._lost is not None:
             return
-        stream, heartbeat = self._factory.stream, self._broker.heartbeat
+        stream, heartbeat = self._stream, self._broker.heartbeat
         silent = self._loop.time() - stream.last_data
         if not self._reading:
             stream.rested()  # nothing can come in, by our own wish
@@ -345,9 +328,6 @@ class AmqpSession:
             self._lose(f"nothing came from the broker for {silent:.0f} s, with a heartbeat of {heartbeat} s")
             return
         self._pulse = self._loop.call_later(heartbeat / 2, self._check_pulse)
-
-    def _on_cancelled(self, *_: Any) -> None:
-        self._lose("the broker cancelled the consumer; its queue was deleted or moved")
 
     def _on_closed(self, what: str, end: asyncio.Future[Any]) -> None:
         error = None if end.cancelled() else end.exception()
@@ -365,21 +345,20 @@ class AmqpSession:
                 self._depth = None
 
 
-async def _closed(connection: Any, factory: StreamFactory | None) -> None:
+async def _closed(connection: Any, writer: asyncio.StreamWriter) -> None:
     try:
         await close_quietly(connection)
     finally:
-        if factory is not None:
-            factory.cut()
+        writer.transport.abort()  # a client that was interrupted would leave it open
 
 
 async def open_session(
     broker: Broker, queue: str, plan: Plan, *, reader: Reader, timeout: float, ask: bool = True
 ) -> AmqpSession:
     """Connect and consume."""
-    factory = StreamFactory() if reader == "stream" else None
+    factory = StreamFactory()
     connection = await broker.connect(factory)
-    session = AmqpSession(broker, connection, factory, queue, plan)
+    session = AmqpSession(broker, connection, factory, queue, plan=plan, reader=reader)
     try:
         async with asyncio.timeout(timeout):
             await session.begin(ask=ask)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,37 @@ _CHANNEL_CLOSE = 20 << 16 | 40
 _CONNECTION_CLOSE = 10 << 16 | 50
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 _HEARTBEAT_EVERY = 1.0  # seconds
+
+
+class _ReadSwitch:
+    """A transport as its stream reader sees it: reading goes on when neither the reader nor we want it to rest."""
+
+    def __init__(self, transport: asyncio.ReadTransport) -> None:
+        self._transport = transport
+        self._full = False
+        self._resting = False
+        self._stopped = False
+
+    def pause_reading(self) -> None:
+        """The reader has more than its limit."""
+        self._full = True
+        self._turn()
+
+    def resume_reading(self) -> None:
+        """The reader has room again."""
+        self._full = False
+        self._turn()
+
+    def rest(self, resting: bool) -> None:  # noqa: FBT001 - it is the state
+        """Whether we want it to rest."""
+        self._resting = resting
+        self._turn()
+
+    def _turn(self) -> None:
+        stopped = self._full or self._resting
+        if stopped != self._stopped:
+            self._stopped = stopped
+            (self._transport.pause_reading if stopped else self._transport.resume_reading)()
 
 
 class Envelope(NamedTuple):
@@ -58,20 +89,38 @@ class DeliveryStream(asyncio.StreamReader):
         self._parts: list[bytes] = []
         self._left = 0
         self._fed = 0.0
+        self._switch: _ReadSwitch | None = None
         self.last_data = loop.time()
+
+    def set_transport(self, transport: asyncio.BaseTransport) -> None:
+        """Called once, by the protocol: the connection is made."""
+        self._switch = _ReadSwitch(cast("asyncio.ReadTransport", transport))
+        super().set_transport(cast("asyncio.BaseTransport", self._switch))
+
+    def rest(self) -> None:
+        """Read nothing more until `go_on`."""
+        if self._switch is not None:
+            self._switch.rest(True)
+
+    def go_on(self) -> None:
+        """Read again."""
+        self.rested()
+        if self._switch is not None:
+            self._switch.rest(False)
 
     def keep(
         self,
         channel: int,
-        on_delivery: Callable[[Envelope, bytes, bytes], None],
+        on_delivery: Callable[[Envelope, bytes, bytes], None] | None,
         on_chunk: Callable[[], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        """Keep the deliveries of a channel from now on.
+        """Keep the deliveries of a channel from now on, or only look for its end.
 
         Args:
             channel: its number.
-            on_delivery: called with the envelope, the body, and the payload of the content header.
+            on_delivery: called with the envelope, the body, and the payload of the content header; None leaves
+                deliveries to the client.
             on_chunk: called after the deliveries that came in together.
             on_lost: called with the reason when the channel, its consumer or the connection ends.
         """
@@ -96,7 +145,7 @@ class DeliveryStream(asyncio.StreamReader):
             self._raw = True
             super().feed_data(data)
             return
-        if self._on_delivery is None and not self._rest:
+        if self._on_lost is None and not self._rest:
             end = _whole_frames(data)
             if end:
                 super().feed_data(data[:end])
