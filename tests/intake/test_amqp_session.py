@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 
 import pytest
 from intake.rabbit_tools import LIMIT, plan, side
+from pamqp import commands
 from structlog.testing import capture_logs
 
 from batchqueue_async.errors import AuthError, ConfigError, PermanentError, RetryableError
@@ -45,6 +47,25 @@ async def lost(found):
         async with asyncio.timeout(LIMIT):
             await found.take(WIDE)
     return str(told.value)
+
+
+class RawProperties(commands.Basic.Properties):
+    """Flags and values as they are on the wire."""
+
+    def __init__(self, raw):
+        super().__init__()
+        self.raw = raw
+
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, value)
+
+    def marshal(self):
+        return self.raw
+
+
+async def publish_raw(broker, body, raw):
+    channel = await broker.channel.get_underlay_channel()
+    await channel.basic_publish(body, routing_key=broker.name, properties=RawProperties(raw))
 
 
 def acked(*deliveries):
@@ -218,6 +239,70 @@ class TestForwarding:
                 await broker.reaches(1)  # not acked, so it came back when the session ended
             finally:
                 await exchange.delete()
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            struct.pack(">HQ", 0x40, 2**63),  # a timestamp that no calendar has
+            struct.pack(">H", 0x80) + bytes([2, 0xFF, 0xFE]),  # an id that is not UTF-8
+            struct.pack(">HIB", 0x2000, 9, 2) + b"\xff\xfe" + b"S\0\0\0\1x",  # nor is a header's name
+        ],
+        ids=["timestamp", "id", "header"],
+    )
+    async def test_in_76_a_message_whose_properties_can_t_be_read_is_handled_like_any_other(
+        self, rabbit_server, name, raw
+    ):
+        async with side(rabbit_server, name) as broker:
+            await publish_raw(broker, b"odd", raw)
+            letters = f"{name}.dead"
+            async with session(rabbit_server, name, dead_letters=letters) as found:
+                (one,) = await take(found, 1)
+                assert (one.body, one.id, one.attempt, one.published_at) == (b"odd", f"{name}#1", 1, None)
+                assert name in repr(one)
+                await found.forward(one, Retry(0.2, 2))
+                (two,) = await take(found, 1)
+                assert (two.body, two.attempt) == (b"odd", 2)
+                await found.forward(two, DeadLetter(reason="permanent", error="ValueError"))
+                await found.flush()
+            assert await broker.count() == 0
+            (letter,) = await broker.drain(letters)
+            assert letter.headers["bq-reason"] == "permanent"
+
+    async def test_in_77_a_header_that_the_client_reads_and_can_t_write_goes_back_all_the_same(
+        self, rabbit_server, name
+    ):
+        table = b"\1aS\0\0\0\2\xff\xfe" + b"\1bF\0\0\0\x09" + b"\1aS\0\0\0\2\xff\xfe" + b"\1cS\0\0\0\1x"
+        async with side(rabbit_server, name) as broker:
+            await publish_raw(broker, b"odd", struct.pack(">HI", 0x2000, len(table)) + table)
+            letters = f"{name}.dead"
+            async with session(rabbit_server, name, dead_letters=letters) as found:
+                (one,) = await take(found, 1)
+                assert one.headers["a"] == "\ufffd\ufffd"
+                await found.forward(one, Retry(0.2, 2))
+                (two,) = await take(found, 1)
+                await found.forward(two, DeadLetter(reason="permanent", error="ValueError"))
+                await found.flush()
+            (letter,) = await broker.drain(letters)
+            assert letter.headers["a"] == b"\xff\xfe"
+            assert letter.headers["b"] == {"a": b"\xff\xfe"}
+            assert letter.headers["c"] == "x"
+
+    async def test_in_78_the_broker_sends_no_copy_of_a_retry_or_letter_to_whom_the_sender_named(
+        self, rabbit_server, name
+    ):
+        async with side(rabbit_server, name) as broker, side(rabbit_server, f"{name}.other") as other:
+            await broker.publish(b"once", headers={"CC": [other.name], "tenant": "t"})
+            await other.reaches(1)
+            letters = f"{name}.dead"
+            async with session(rabbit_server, name, dead_letters=letters) as found:
+                (one,) = await take(found, 1)
+                await found.forward(one, Retry(0.2, 2))
+                (two,) = await take(found, 1)
+                assert two.headers["tenant"] == "t"
+                await found.forward(two, DeadLetter(reason="permanent", error="ValueError"))
+                await found.flush()
+            await broker.reaches(1, letters)
+            assert await other.count() == 1
 
     async def test_the_publishing_channel_is_made_anew(self, rabbit_server, name):
         async with side(rabbit_server, name) as broker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async._support import log
 from batchqueue_async.intake.ports import ATTEMPT, Delivery
 from batchqueue_async.sinks._shared.extras import require
 
@@ -60,11 +61,19 @@ class AmqpDelivery(Delivery):
 
     @property
     def properties(self) -> Any:
-        """Its properties, as the client's object."""
+        """Its properties, as the client's object; those that it can't read, and what comes after them, are not there.
+
+        The broker passes on whatever a publisher has sent: text that is not UTF-8, a time that no calendar has.
+        """
         if self._parsed is None:
             header = require("pamqp.header", "amqp").ContentHeader()
-            header.unmarshal(self._raw)
             self._parsed = header.properties
+            try:
+                header.unmarshal(self._raw)
+            except Exception as error:  # noqa: BLE001 - the client's parser raises anything; the message is there all the same
+                log.warning(
+                    "message_properties_unreadable", queue=self._queue, tag=self.tag, error_type=type(error).__name__
+                )
         return self._parsed
 
     @property

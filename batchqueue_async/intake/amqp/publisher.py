@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from batchqueue_async._support import log
 from batchqueue_async.errors import PermanentError, RetryableError
 from batchqueue_async.intake.amqp.broker import close_quietly
 from batchqueue_async.intake.amqp.delay_queues import DECLARED_FOR, delay_queue
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from batchqueue_async.intake.amqp.delivery import AmqpDelivery
 
 _PERSISTENT = 2
-_COUNT = "x-delivery-count"  # the queue's own, of the message's life before
+# What a message does not take along: the queue's own count of its life before, the number of its attempt, and whom the
+# sender wanted to have a copy, who has it.
+_LEFT_BEHIND = frozenset({"x-delivery-count", ATTEMPT, "CC", "BCC"})
 
 
 class Publisher:
@@ -129,7 +132,9 @@ class Publisher:
         self, channel: Any, delivery: AmqpDelivery, outcome: Retry | DeadLetter
     ) -> tuple[str, str, dict[str, Any]]:
         """Exchange, routing key and headers."""
-        headers = {name: value for name, value in delivery.typed_headers.items() if name not in {_COUNT, ATTEMPT}}
+        headers = _writable(
+            {name: value for name, value in delivery.typed_headers.items() if name not in _LEFT_BEHIND}, delivery
+        )
         if isinstance(outcome, Retry):
             wait = delay_queue(self._queue, outcome.delay)
             now = asyncio.get_running_loop().time()
@@ -142,9 +147,40 @@ class Publisher:
                 f"{self._broker.place}: no dead_letters are named; pass dead_letters='{self._queue}.dead'"
             )
         added = outcome.headers(delivery)
-        headers |= {name: value for name, value in added.items() if name not in headers or name.startswith("bq-")}
+        headers |= {name: value for name, value in added.items() if name.startswith("bq-")}
         exchange = self._letters_exchange
         return exchange, delivery.key if exchange else self._letters, headers
+
+
+def _writable(headers: dict[str, Any], delivery: AmqpDelivery) -> dict[str, Any]:
+    """Headers that the client can write: it reads more than that, such as text that is not UTF-8.
+
+    A header that it can't write is left out: the message would wait for ever, and all others behind it.
+    """
+    encode = require("pamqp.encode", "amqp")
+    found: dict[str, Any] = {}
+    for name, value in headers.items():
+        own = _as_written(value)
+        try:
+            encode.field_table({name: own})
+        except Exception as error:  # noqa: BLE001 - the client's encoder raises errors of many kinds
+            log.warning("message_header_left_out", message=delivery.id, header=name, error_type=type(error).__name__)
+        else:
+            found[name] = own
+    return found
+
+
+def _as_written(value: Any) -> Any:
+    """Bytes as the client writes them, in tables and arrays too."""
+    if isinstance(value, bytes):
+        return bytearray(value)
+    if isinstance(value, dict):
+        table: Any = value  # pyright: ignore[reportUnknownVariableType]
+        return {name: _as_written(each) for name, each in table.items()}
+    if isinstance(value, list):
+        array: Any = value  # pyright: ignore[reportUnknownVariableType]
+        return [_as_written(each) for each in array]
+    return value
 
 
 def _properties(delivery: AmqpDelivery, headers: dict[str, Any]) -> Any:
