@@ -112,6 +112,25 @@ async def test_in_57_attempts_end_in_the_dead_letters_and_not_in_silence(nats, l
     assert (warned["max_deliver"], warned["max_attempts"]) == (3, 3)
 
 
+@pytest.mark.parametrize(
+    "headers", [{"Nats-Expected-Stream": "{stream}"}, {"Nats-Expected-Last-Sequence": "0"}], ids=["stream", "sequence"]
+)
+async def test_in_79_a_letter_carries_no_orders_to_the_server_that_its_message_had(nats, headers):
+    async def fail(message):
+        raise bq.PermanentError("never")
+
+    client = await nats._client()
+    orders = {name: value.format(stream=nats.stream) for name, value in headers.items()}
+    await client.jetstream().publish(f"{nats.dead}.first", b"the target holds others")
+    await client.jetstream().publish(f"{nats.stream}.a", b"bad", headers={**orders, "tenant": "t"})
+    await client.close()
+    async with nats.consumer(fail) as consumer:
+        await until(lambda: consumer.stats().dead_lettered == 1)
+        assert consumer.stats().forward_errors == 0
+    _, (body, found) = await nats.letters()
+    assert (body, found["tenant"]) == (b"bad", "t")
+
+
 async def test_in_58_a_read_that_ends_early_loses_nothing(redis):
     seen = []
 

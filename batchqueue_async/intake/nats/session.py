@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _NANO = 1_000_000_000
 _MISSED = 3  # heartbeats
+_ORDERS = "nats-"
 _NAK = b"-NAK"
 _TERM = b"+TERM"
 _PROGRESS = b"+WPI"
@@ -217,7 +218,11 @@ class NatsSession:
         target = self._plan.dead_letters
         if target is None:
             raise ConfigError("NATS: there is no subject for dead letters; give dead_letters=...")
-        headers = letter.headers(delivery)
+        # The server's own headers are orders: which stream a message expects, or that it replaces all others. They were
+        # meant for the stream that the message was published to.
+        headers = {
+            name: value for name, value in letter.headers(delivery).items() if not name.lower().startswith(_ORDERS)
+        }
         # One letter per message, though we may die before the message's own deliveries have ended.
         headers["Nats-Msg-Id"] = f"bq-dead/{delivery.id}"
         headers = {name: value for name, value in headers.items() if "\n" not in value and "\r" not in value}
