@@ -13,6 +13,7 @@ from batchqueue_async._support.handlers import call_of, handler_problem, method_
 from batchqueue_async._support.wording import name_of, short
 from batchqueue_async.errors import ConfigError, DeliveryError
 from batchqueue_async.export.policies import BatchPolicy
+from batchqueue_async.intake.cancelling import ENDS
 from batchqueue_async.intake.message import bodies_of
 from batchqueue_async.intake.retrying import UndecodableError
 from batchqueue_async.queue.batch_queue import BatchQueue
@@ -61,7 +62,9 @@ class Decoder:
         """Set `message.value`; the error if that can't be done."""
         try:
             message.value = self._decode(message)
-        except Exception as error:  # noqa: BLE001 - whichever way a payload is bad, it will be so the next time
+        except BaseException as error:  # whichever way a payload is bad, it will be so the next time
+            if isinstance(error, ENDS):
+                raise
             # The class of the error alone: its text may quote the payload.
             return UndecodableError(f"decode raised {type(error).__qualname__}")
         return None

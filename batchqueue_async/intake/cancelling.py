@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
+
+ENDS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends the program, or the coroutine that runs.
+
+Anything else that a user's function raises is its message's error, though it be no `Exception`, as the panics of
+compiled libraries are not.
+"""
 
 
 def asked_for(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from batchqueue_async._support import forks, log
 from batchqueue_async._support.checks import check_timeout
 from batchqueue_async._support.registry import everything
-from batchqueue_async.errors import AuthError, ConfigError, ForkedError, QueueClosedError, WrongLoopError
+from batchqueue_async.errors import AuthError, ConfigError, DeadlockError, ForkedError, QueueClosedError, WrongLoopError
 from batchqueue_async.export.control.backoff import Backoff
 from batchqueue_async.export.control.concurrency import Scaler
 from batchqueue_async.intake.calls import Decoder, DeliverCall, SingleCall, make_call
@@ -454,6 +454,7 @@ class Consumer:
     async def closed(self) -> IntakeReport:
         """Wait until it has been shut down; the report."""
         self._check("closed")
+        self._check_waits("closed")
         await asyncio.shield(self._closed)
         assert self.report is not None  # noqa: S101 - it is made before the future
         return self.report
@@ -545,6 +546,9 @@ class Consumer:
 
         Returns:
             What became of the messages. What was not handled in time was given back.
+
+        Raises:
+            DeadlockError: called in a handler of this consumer, which it would wait for.
         """
         check_timeout(self._owner, timeout)
         if self._phase == "new":
@@ -554,6 +558,7 @@ class Consumer:
         self._check("shutdown", closed=True)
         if self.report is not None:
             return self.report
+        self._check_waits("shutdown")
         now = self._loop.time()
         deadline = now + (self.config.drain_timeout if timeout is None else timeout)
         if deadline < self._deadline:
@@ -574,6 +579,13 @@ class Consumer:
             here = None
         if here is not self._loop:
             raise WrongLoopError(f"{self._owner}: {call} was called on another loop than its own; call it there")
+
+    def _check_waits(self, call: str) -> None:
+        if self._pool.workers.has(asyncio.current_task()):
+            raise DeadlockError(
+                f"{self._owner}: {call} in a handler of its own waits for that handler; "
+                f"call it in another task, such as that which has entered the consumer"
+            )
 
     def after_fork(self) -> None:
         """In a forked child the connection is the parent's."""

@@ -75,22 +75,21 @@ class KeyLanes:
         return len(self._lanes)
 
     def add(self, delivery: Taken) -> None:
-        """Put a delivery behind those of its key."""
-        self.size += delivery.count
+        """Put a delivery behind those of its key; where keys can't be compared, that error, and nothing has changed."""
         key = delivery.order
+        lanes = self._lanes
         if key is None:
             self.ready.append(delivery)
-            return
-        lanes = self._lanes
-        if key not in lanes:
+        elif key not in lanes:
             lanes[key] = None
             self.ready.append(delivery)
-            return
-        queue = lanes[key]
-        if queue is None:
-            lanes[key] = deque((delivery,))
         else:
-            queue.append(delivery)
+            queue = lanes[key]
+            if queue is None:
+                lanes[key] = deque((delivery,))
+            else:
+                queue.append(delivery)
+        self.size += delivery.count
 
     def next(self) -> Taken:
         """Take the next one that is ready; its key is busy until `free`."""

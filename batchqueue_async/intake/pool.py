@@ -15,6 +15,7 @@ from batchqueue_async.errors import AuthError, ConfigError, PermanentError, Queu
 from batchqueue_async.export.policies import BatchPolicy
 from batchqueue_async.intake.batching import Batches
 from batchqueue_async.intake.calls import NOTHING, SingleCall, rejected_of
+from batchqueue_async.intake.cancelling import ENDS
 from batchqueue_async.intake.gate import Gate
 from batchqueue_async.intake.key_lanes import KeyLanes, hashable
 from batchqueue_async.intake.ports import DeadLetter, Delivery, Epoch, Retry, Room
@@ -184,11 +185,14 @@ class WorkerPool:
             if order is not None:
                 try:
                     delivery.order = self._key_of(order, delivery)
-                except Exception as error:  # noqa: BLE001 - the user's function; the message is at fault, not the pool
+                    lanes.add(delivery)  # which compares keys, and that is the user's code too
+                except BaseException as error:  # the user's function; the message is at fault, not the pool
+                    if isinstance(error, ENDS):
+                        raise
                     delivery.order = None
                     bad.append((delivery, UndecodableError(f"ordered_by raised {type(error).__qualname__}")))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-                    continue
-            elif self._everything_ordered:
+                continue
+            if self._everything_ordered:
                 delivery.order = _ALL
             lanes.add(delivery)
         counts = self._counts
@@ -424,7 +428,7 @@ class WorkerPool:
                 self._release(deliveries)
                 raise error
             # Otherwise the handler raised it itself, as after awaiting a task that was cancelled: it has failed.
-        elif not isinstance(error, Exception):  # KeyboardInterrupt and the like
+        elif isinstance(error, ENDS):
             self._release(deliveries)
             raise error
         elif why is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
@@ -90,6 +90,10 @@ class Workers:
     def active(self) -> int:
         """Workers that are not idle."""
         return len(self._all) - len(self.idle)
+
+    def has(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is one of theirs: a handler's call runs in it."""
+        return any(worker.task is task for worker in self._all)
 
     def oldest(self, now: float) -> float:
         """Seconds that the call that has run longest has taken; from any thread."""

@@ -814,3 +814,79 @@ async def test_in_73_a_letter_that_is_put_back_begins_at_its_first_attempt():
         broker.publish(letter.body, headers=letter.headers)
         await broker.drained()
     assert attempts == [1, 2, 3, 1, 2, 3]
+
+
+class Panic(BaseException):
+    """As compiled libraries raise it: not an `Exception`."""
+
+
+@pytest.mark.parametrize("batch", [None, bq.BatchPolicy(max_records=3, linger=0.0)], ids=["single", "batch"])
+@pytest.mark.parametrize("where", ["handler", "decode", "ordered_by"])
+async def test_in_80_an_error_that_is_no_exception_costs_its_message_alone(where, batch):
+    broker = FakeBroker()
+
+    def bad(message):
+        if message.body == b"3":
+            raise Panic
+        return message.body
+
+    async def one(message):
+        if where == "handler":
+            bad(message)
+
+    async def many(messages):
+        for message in messages:
+            await one(message)
+
+    broker.publish(*bodies(9))
+    options = {} if where == "handler" else {where: bad}
+    async with broker.consumer(many if batch else one, workers=2, retry=FAST, batch=batch, **options) as consumer:
+        await broker.drained()
+        stats = consumer.stats()
+        assert adds_up(stats)
+        assert (stats.acked, stats.dead_lettered, stats.reconnects) == (8, 1, 0)
+        assert stats.buffered == stats.held_bytes == 0
+        assert consumer.healthy()
+    assert [letter.body for letter in broker.dead_letters] == [b"3"]
+
+
+class Incomparable:
+    """A key that has a hash, and can't be compared."""
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        raise RuntimeError
+
+
+async def test_in_81_a_key_that_can_t_be_looked_up_costs_its_message_alone():
+    broker, calls = FakeBroker(), Calls(0.1)
+    broker.publish(*bodies(4))
+    async with broker.consumer(calls, workers=4, ordered_by=lambda _: Incomparable()) as consumer:
+        await broker.drained()
+        stats = consumer.stats()
+        assert adds_up(stats)
+        assert (stats.acked + stats.dead_lettered, stats.reconnects, stats.buffered, stats.keys) == (4, 0, 0, 0)
+    assert {letter.headers["bq-reason"] for letter in broker.dead_letters} == {"undecodable"}
+
+
+@pytest.mark.parametrize("call", ["shutdown", "closed"])
+async def test_in_82_a_handler_that_waits_for_the_end_of_its_consumer_is_told_so(call):
+    broker, told = FakeBroker(), []
+
+    async def handle(message):
+        try:
+            await getattr(consumer, call)()
+        except bq.DeadlockError as error:
+            told.append(str(error))
+
+    broker.publish(b"1")
+    consumer = broker.consumer(handle, drain_timeout=30.0)
+    async with consumer:
+        await broker.drained()
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < 1.0
+    (said,) = told
+    assert f"{call} in a handler" in said
+    assert broker.depth == 0
