@@ -3,8 +3,8 @@
 python3 .ci/quick_starts.py [PAGE ...]     such as `threads otlp`; all that need no server where none is named
 
 The page's own `pip install` is run, with this checkout in place of the published package, then the page's blocks as one
-program. Spark's needs Java. Kafka to PostgreSQL needs both servers, and runs until it is ended: it
-is left to the tests.
+program. Spark's has Java seen to first, which is not timed. Kafka to PostgreSQL needs both servers, and runs until it
+is ended: it is left to the tests.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import java
 import pythons
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +27,7 @@ PAGES = {
 }
 INSTALL = re.compile(r"^pip install (?P<what>[^#\n]+)", re.MULTILINE)
 BLOCK = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+NEED_JAVA = frozenset({"spark"})
 LIMIT = 1_800
 
 
@@ -73,6 +75,8 @@ def main() -> int:
     unknown = [name for name in names if name not in PAGES]
     if unknown:
         sys.exit(f"{unknown[0]!r} is not one of {', '.join(PAGES)}\n{__doc__}")
+    if NEED_JAVA.intersection(names):
+        java.need_java()
     failed = sum(not run(name) for name in names)
     return 1 if failed else 0
 
