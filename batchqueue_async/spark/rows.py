@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args, get_type_hints
 
 import msgspec
@@ -160,18 +161,17 @@ class Converter:
         if rows == "tuple" and in_tables and columns is not None:
             return _Named(tuple(columns), self._rows).items
         if rows == "batch" or (rows == "dict" and takes_record_batches(self._target)):
-            return self._batches
+            # A handler asked for what Arrow has; a sink of tables is to get what it can write.
+            return partial(_for_sink, self._rows) if isinstance(self._target, Sink) else _whole
         if rows == "tuple":
             return self._rows.tuples
         return self._rows.dicts if rows == "dict" else _Structs(cast("type", rows), self._rows).items
 
-    def _batches(self, batch: Any, refuse: Any) -> list[Any]:
-        # A handler asked for what Arrow has; a sink of tables is to get what it can write.
-        return _for_sink(self._rows, batch, refuse) if isinstance(self._target, Sink) else [batch]
-
     def __call__(self, batch: Any, refuse: Any = None) -> list[Any]:
         """The items of a record batch; rows that don't fit their type are given to `refuse`, if there is one."""
-        if self._checked is not batch.schema:
+        # Each record batch of a stream has an object of its own for the schema that they share: it is not compared by
+        # identity. What marks a variant is in the metadata.
+        if self._checked is None or not batch.schema.equals(self._checked, check_metadata=True):
             self._plan = self._make_plan(batch.schema)
             check_columns("rows", batch.schema.names, self.rows, self._target)
             self._checked = batch.schema
@@ -232,6 +232,10 @@ class _Plan(NamedTuple):
     instants: list[int]
     floats: list[int]
     times: list[int]
+
+
+def _whole(batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG001 - a record batch refuses no row
+    return [batch]
 
 
 def _for_sink(rows: _Rows, batch: Any, refuse: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.memory import MemorySink
 from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import DriverSink, collect, process_bridge
+from batchqueue_async.spark.writes.streaming_query import current_run as query_run
 
 ROWS_PER_BATCH = 40
 BACKLOG = int(os.environ.get("BATCHQUEUE_SPARK_BACKLOG", "12"))
@@ -272,6 +273,27 @@ def test_a_stream_is_written_exactly_once_through_a_restart(spark, tmp_path):
     written = select(path)
     assert written == list(range(len(written)))
     assert len(written) >= 5 * ROWS_PER_BATCH
+
+
+@pytest.mark.parametrize("group", [None, "the program's own"])
+def test_the_run_of_a_query_is_known_from_batch_to_batch_and_not_beyond_its_end(spark, tmp_path, group):
+    found = []
+
+    def look(frame, _):
+        if group is not None:
+            frame.sparkSession.sparkContext.setJobGroup(group, "for all runs alike")
+        found.append((query_run(frame), query_run(frame).is_stopped()))
+
+    runs = []
+    for batches in (2, 2):
+        wanted = len(found) + batches
+        runs.append(run(stream(spark), look, tmp_path / "checkpoint", lambda n=wanted: len(found) >= n))
+    told = [(str(each.id), str(each.runId), "Append") for each in runs]
+    assert list(dict.fromkeys((each.query, each.run, each.mode) for each, _ in found)) == told
+    assert not any(stopped for _, stopped in found)
+    assert all(each.is_stopped() for each, _ in found)
+    if group is None:
+        assert len({id(each) for each, _ in found}) == len(runs)  # the JVM is asked once for each
 
 
 @pytest.mark.timeout(1200 + 4 * BACKLOG)

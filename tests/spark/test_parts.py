@@ -15,6 +15,7 @@ import pytest
 import batchqueue_async as bq
 from batchqueue_async.sinks.base import Attempt, BatchKey
 from batchqueue_async.spark import BatchQueueDataSource, collect, requirements
+from batchqueue_async.spark import rows as rows_module
 from batchqueue_async.spark.executors import data_source
 from batchqueue_async.spark.executors.options import as_options
 from batchqueue_async.spark.executors.part_writer import Worker
@@ -112,6 +113,32 @@ def test_values_are_plain_python_ones(rows):
     first = converter(rows)(pa.RecordBatch.from_pydict(columns))[0]
     values = list(first.values()) if rows == "dict" else list(first)
     assert [type(value).__name__ for value in values] == ["int", "float", "bool", "datetime", "list", "str"]
+
+
+@pytest.mark.parametrize("rows", ["batch", "dict", "tuple"])
+def test_a_schema_is_looked_at_once_for_all_record_batches_of_a_stream(monkeypatch, rows):
+    looked_at = []
+    monkeypatch.setattr(rows_module, "check_type", lambda field: looked_at.append(field.name))
+    written = pa.BufferOutputStream()
+    with pa.ipc.new_stream(written, BATCH.schema) as stream:
+        for _ in range(3):
+            stream.write_batch(BATCH)
+    convert = converter(rows)
+    for batch in pa.ipc.open_stream(written.getvalue()):  # each has its own object for the schema
+        convert(batch)
+    assert looked_at == ["value", "name"]
+    convert(BATCH.rename_columns(["other", "name"]))
+    assert looked_at[2:] == ["other", "name"]
+
+
+def test_a_schema_that_differs_in_what_marks_a_variant_is_another_one():
+    plain = [pa.field("value", pa.binary()), pa.field("metadata", pa.binary())]
+    marked = [plain[0], plain[1].with_metadata({"variant": "true"})]
+    value = [{"value": b"\x00", "metadata": b"\x01\x00\x00"}]  # the null of a variant
+    convert = converter("dict")
+    kinds = [pa.struct(plain), pa.struct(marked)]
+    found = [convert(pa.RecordBatch.from_arrays([pa.array(value, kind)], ["v"]))[0]["v"] for kind in kinds]
+    assert found == [value[0], None]
 
 
 # --- ledgers

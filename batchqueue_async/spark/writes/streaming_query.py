@@ -42,11 +42,28 @@ def current_run(frame: Any) -> QueryRun:
     query = context.getLocalProperty("sql.streaming.queryId")
     if not query:
         return QueryRun(outside=True)
+    group = context.getLocalProperty("spark.jobGroup.id")  # Spark gives a run's jobs its name
+    known = _known.get((str(query), str(group)))
+    if known is not None:
+        return known
     handle = _active_query(frame, context, str(query))
-    if handle is None:  # the group of its jobs has the name of the run
-        group = context.getLocalProperty("spark.jobGroup.id")
+    if handle is None:
         return QueryRun(str(query), None if group is None else str(group))
-    return QueryRun(str(query), str(handle.runId().toString()), mode=str(handle.outputMode()), _handle=handle)
+    found = QueryRun(str(query), str(handle.runId().toString()), mode=str(handle.outputMode()), _handle=handle)
+    if found.run == str(group):  # else the program has named the group itself, maybe alike for all runs
+        _remember(found)
+    return found
+
+
+_KEPT = 16
+_known: dict[tuple[str, str], QueryRun] = {}
+"""The last runs seen, by query and run: to ask the JVM for one takes a dozen calls, in each batch."""
+
+
+def _remember(run: QueryRun) -> None:
+    for old in list(_known)[: 1 - _KEPT]:
+        _known.pop(old, None)
+    _known[str(run.query), str(run.run)] = run
 
 
 def _active_query(frame: Any, context: Any, query: str) -> Any:
