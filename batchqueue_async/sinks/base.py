@@ -407,6 +407,10 @@ Refused = list[tuple[dict[str, Any], str]]
 """Rows that were refused, each with its reason."""
 
 
+PASSES = 20
+"""How often the rows that a table refuses are tried again after the others, as long as some of them go in."""
+
+
 @runtime_checkable
 class SiftingSink(StagingSink, Protocol):
     """A staging sink that can leave out rows which its destination refuses when a batch is published.

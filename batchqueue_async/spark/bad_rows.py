@@ -16,6 +16,7 @@ from batchqueue_async.sinks.base import SendResult, Sink
 from batchqueue_async.sinks.jsonl import JsonLinesSink
 from batchqueue_async.sinks.sqlite.sink import SqliteSink
 from batchqueue_async.spark.record_keys import digest
+from batchqueue_async.spark.requirements import need
 from batchqueue_async.spark.route import SinkRoute
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class BadRows:
         self._batch = batch
         self._letters = letters
         self._waiting: list[dict[str, Any]] = []
+        self._held: list[tuple[Any, str]] = []
         self._refused = 0
         self._known: dict[bytes, str] = {}
         self._buried: Counter[bytes] = Counter()
@@ -146,6 +148,7 @@ class BadRows:
         What an earlier attempt gave to the dead letters, before its commit failed, is not given to them again.
         """
         self._waiting.clear()
+        self._held.clear()
         self._refused = 0
         self._again = self._buried.copy()
 
@@ -162,6 +165,30 @@ class BadRows:
             else:
                 self._keep(each, reason)
                 self._refused += 1
+
+    def hold(self, record: Any, reason: str) -> None:
+        """Note a record, of one row, that may go in when others have gone in which came later."""
+        # A slice would keep all of the record batch that it is of.
+        self._held.append((record.take([0]) if is_table(record) else record, reason))
+        self._refused += 1
+
+    @property
+    def held(self) -> int:
+        """How many rows are to be tried again."""
+        return len(self._held)
+
+    def take_held(self) -> list[Any]:
+        """The records that are to be tried again; those that are refused once more are held once more."""
+        held, self._held = self._held, []
+        self._refused -= len(held)
+        return with_tables_joined([record for record, _ in held])
+
+    def give_up_held(self) -> None:
+        """What is still held is bad."""
+        for record, reason in self._held:
+            for each in plain_rows([record]):
+                self._keep(each, reason)
+        self._held.clear()
 
     def refuse(self, values: dict[str, Any], reason: str) -> None:
         """Note a row that is not what its type asks for."""
@@ -249,3 +276,27 @@ def halves(rows: list[Any]) -> list[list[Any]]:
         middle = rows[0].num_rows // 2
         return [[rows[0].slice(0, middle)], [rows[0].slice(middle)]]
     return [rows]
+
+
+def with_tables_joined(records: Sequence[Any]) -> list[Any]:
+    """Records, with Arrow record batches of one schema that follow each other as one: a table may look at all at once.
+
+    Example:
+        >>> import pyarrow
+        >>> one = pyarrow.RecordBatch.from_pydict({"v": [1]})
+        >>> [found.num_rows for found in with_tables_joined([one, one, one.rename_columns(["w"])])]
+        [2, 1]
+    """
+    found: list[list[Any]] = []
+    for each in records:
+        alike = found and is_table(each) and is_table(found[-1][0]) and found[-1][0].schema.equals(each.schema)
+        if alike:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return [run[0] if len(run) == 1 else _joined(run) for run in found]
+
+
+def _joined(batches: list[Any]) -> Any:
+    arrow = need("pyarrow")
+    return arrow.Table.from_batches(batches).combine_chunks().to_batches()[0]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from batchqueue_async._support import log
 from batchqueue_async.errors import BatchQueueError, PermanentError, RetryableError, TooLargeError
 from batchqueue_async.export.policies import RetryPolicy
+from batchqueue_async.sinks.base import PASSES
 from batchqueue_async.spark.bad_rows import BadRows, halves
 
 if TYPE_CHECKING:
@@ -269,6 +270,7 @@ class MicroBatch:
                 await self._persistently(partial(self._route.declare, self._schema))
         async with self._route.turn:
             if self._bad is not None:
+                await self._try_held(self._bad)
                 await self._check_commit(self._bad)
                 await self._bad.bury()
             if self._transaction is not None:
@@ -281,6 +283,17 @@ class MicroBatch:
         check = getattr(transaction, "check", None)
         if check is not None and self._bad is not None and self._bad.check_at_once:
             await check()
+
+    async def _try_held(self, bad: BadRows) -> None:
+        """Send what was refused once more: what it needs may have come later. Until no more of it goes in."""
+        for _ in range(PASSES):
+            before = bad.held
+            if self._transaction is None or not before:
+                break
+            await self._in_transaction(self._transaction, bad.take_held())
+            if bad.held == before:
+                break
+        bad.give_up_held()
 
     async def _check_commit(self, bad: BadRows) -> None:
         """Find out whether the commit would refuse rows; which ones is known when each send is held to it."""
@@ -424,7 +437,12 @@ class MicroBatch:
         return several
 
     def _note_bad(self, rows: list[Any], error: Exception, *, come_again: bool = False) -> None:
-        if self._bad is not None:
+        if self._bad is None:
+            return
+        if self._transaction is not None and self._route.any_order:
+            for each in rows:
+                self._bad.hold(each, str(error))
+        else:
             self._bad.add(rows, str(error), come_again=come_again)
 
     async def _persistently(self, call: Callable[[], Awaitable[R]]) -> R:

@@ -30,6 +30,7 @@ class Route:
         alone: whether calls are made one at a time, however many workers the queue has.
         isolates: whether a call that was refused may be made again with a part of its rows.
         declares: whether the destination makes its table by a schema.
+        any_order: whether rows may go in after those that came later.
     """
 
     transactional = False
@@ -37,6 +38,7 @@ class Route:
     alone = False
     isolates = False
     declares = False
+    any_order = False
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
@@ -103,6 +105,7 @@ class SinkRoute(Route):
         self.transactional = isinstance(sink, TransactionalSink)
         self.keyed = isinstance(sink, KeyedSink) and not self.transactional
         self.declares = isinstance(sink, DeclaringSink)
+        self.any_order = needs_of(sink).ordering == "any"
         self._process = os.getpid()
 
     async def _open(self, *, again: bool) -> None:

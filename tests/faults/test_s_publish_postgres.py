@@ -315,3 +315,25 @@ async def test_s_27_a_publication_leaves_out_what_its_commit_would_refuse(postgr
     with pytest.raises(bq.PermanentError, match="ForeignKeyViolationError"):  # where no row may be left out
         await sink.publish(third, [await stage(sink, "c", [{"id": 7_000, "needs": 9_999}], key=third)])
     assert postgres.sql(f"SELECT count(*) FROM {table}") == ["5000"]
+
+
+@pytest.mark.parametrize("deferrable", ["", "DEFERRABLE INITIALLY DEFERRED"])
+async def test_s_28_a_publication_tries_again_the_rows_that_need_later_ones(postgres, table, deferrable):
+    postgres.sql(f"CREATE TABLE {table} (id bigint PRIMARY KEY, needs bigint REFERENCES {table} {deferrable})")
+    sink = PostgresSink(postgres.dsn, table)
+    # Each row needs the next one, and so the first ones need that which is refused.
+    rows = [{"id": n, "needs": 9_999 if n == 5 else n + 1} for n in range(300)]
+    attempts = [await stage(sink, "a", rows[:100]), await stage(sink, "a", rows[100:], part=1)]
+    attempts.append(await stage(sink, "a", [{"id": 300, "needs": None}, {"id": 300, "needs": None}], part=2))
+    refused = await sift(sink, attempts)
+    assert sorted(row["id"] for row, _ in refused) == [*range(6), 300]
+    assert postgres.sql(f"SELECT min(id), max(id), count(*) FROM {table}") == ["6|300|295"]
+
+
+async def test_s_28_a_publication_keeps_the_order_of_rows_that_replace_others(postgres, table):
+    postgres.sql(f"CREATE TABLE {table} (id bigint PRIMARY KEY, v bigint, needs bigint REFERENCES {table})")
+    sink = PostgresSink(postgres.dsn, table, upsert_on=["id"])
+    rows = [[{"id": 1, "v": 1, "needs": 2}], [{"id": 2, "v": 2, "needs": None}], [{"id": 1, "v": 3, "needs": None}]]
+    attempts = [await stage(sink, "a", each, part=part) for part, each in enumerate(rows)]
+    assert [row["v"] for row, _ in await sift(sink, attempts)] == [1]
+    assert postgres.sql(f"SELECT id, v FROM {table} ORDER BY id") == ["1|3", "2|2"]

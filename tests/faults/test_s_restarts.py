@@ -450,3 +450,56 @@ def test_s_27_a_row_that_its_commit_refuses_is_in_the_dead_letters(postgres, tmp
     letters, stats = write_with_letters(target, tmp_path, batches, rows=rows, rows_in_flight=in_flight)
     assert (sorted(letters), read()) == ([14], [0, 1, 2, 3, 4, 5, 10, 11, 20])
     assert (stats.dead_rows, stats.batches, stats.failed) == (1, 2, 0)
+
+
+# --- S-28
+
+
+NEEDING = {
+    "at once": "v bigint PRIMARY KEY, needs bigint GENERATED ALWAYS AS (v / 2) STORED REFERENCES {name}",
+    "deferred": DEFERRED,
+}
+NEEDING_IN_SQLITE = """
+    CREATE TRIGGER needs BEFORE INSERT ON needing
+    WHEN NEW.v > 0 AND NOT EXISTS (SELECT * FROM needing WHERE v = NEW.v / 2)
+    BEGIN SELECT RAISE(ABORT, 'what it needs is not there'); END
+"""
+
+
+def table_of_needing(postgres, tmp_path, kind, **options):
+    if kind != "sqlite":
+        return table_of("postgres", postgres, tmp_path, "needing", NEEDING[kind].format(name="needing"))
+    _, read = table_of("sqlite", postgres, tmp_path, "needing", "v INTEGER PRIMARY KEY")
+    with closing(sqlite3.connect(tmp_path / "out.db")) as database:
+        database.execute(NEEDING_IN_SQLITE)
+    return SqliteSink(tmp_path / "out.db", "needing", **options), read
+
+
+@pytest.mark.parametrize("rows", [Row, "dict", "batch"], ids=["structs", "dicts", "batches"])
+@pytest.mark.parametrize("in_flight", [1_000, 4], ids=["one send", "several sends"])
+@pytest.mark.parametrize("kind", ["at once", "deferred", "sqlite"])
+def test_s_28_a_row_that_needs_one_which_comes_later_is_not_in_the_dead_letters(
+    postgres, tmp_path, rows, in_flight, kind
+):
+    """Each needs the one of half its number; 14 and 15 need 7, which never comes, and 29 needs 14."""
+    target, read = table_of_needing(postgres, tmp_path, kind)
+    batches = [[29, 20, 14, 10, 5, 2, 15, 1, 0], [6, 3, 40, 40]]
+    letters, stats = write_with_letters(target, tmp_path, batches, rows=rows, rows_in_flight=in_flight)
+    assert (sorted(letters), read()) == ([14, 15, 29, 40], [0, 1, 2, 3, 5, 6, 10, 20, 40])
+    assert (stats.dead_rows, stats.batches, stats.failed) == (4, 2, 0)
+
+
+def test_s_28_rows_are_tried_again_as_often_as_it_may_help(tmp_path, monkeypatch):
+    target, read = table_of_needing(None, tmp_path, "sqlite")
+    chain = [2**power for power in range(12, -1, -1)]
+    monkeypatch.setattr("batchqueue_async.spark.micro_batch.PASSES", 3)
+    letters, _ = write_with_letters(target, tmp_path, [[*chain, 0]], rows_in_flight=4)
+    assert sorted([*letters, *read()]) == [0, *reversed(chain)]
+    assert read() == [0, 1, 2, 4]  # SQLite looks at one row after the other, and each pass lets one in
+
+
+def test_s_28_rows_that_replace_others_keep_their_order(tmp_path):
+    """An older row that is tried again would replace a newer one."""
+    target, read = table_of_needing(None, tmp_path, "sqlite", upsert_on=["v"])
+    letters, _ = write_with_letters(target, tmp_path, [[1, 0]], rows_in_flight=4)
+    assert (letters, read()) == ([1], [0])

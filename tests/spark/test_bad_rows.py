@@ -188,6 +188,26 @@ def test_rows_that_a_staged_table_refuses_are_found_one_by_one(tmp_path):
     assert [each["row"] for each in letters(tmp_path / "dead")] == [{"v": "nan", "n": 2}]
 
 
+def test_s_28_rows_that_a_staged_table_refuses_are_tried_again_after_the_others(tmp_path):
+    """Each needs the one of half its number; 14 needs 7, which never comes."""
+    path = tmp_path / "out.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE rows (value INTEGER PRIMARY KEY, name TEXT)")
+        database.execute(
+            "CREATE TRIGGER needs BEFORE INSERT ON rows WHEN NEW.value > 0 AND NOT EXISTS "
+            "(SELECT * FROM rows WHERE value = NEW.value / 2) BEGIN SELECT RAISE(ABORT, 'it is not there'); END"
+        )
+    options = as_options({"sink": "sqlite", "path": str(path), **bad(tmp_path / "dead")})
+    worker = Worker(options)
+    parts = [
+        data_source.PartWritten(worker.write(Attempt(KEY, part, "a"), batches(*values)))
+        for part, values in enumerate([(20, 10, 5, 2, 14), (1, 0, 0)])
+    ]
+    assert data_source.publish(options, KEY, parts)
+    assert rows_of(path, "rows", "value") == [(0, "x"), (1, "x"), (2, "x"), (5, "x"), (10, "x"), (20, "x")]
+    assert sorted(each["row"]["value"] for each in letters(tmp_path / "dead")) == [0, 14]
+
+
 def test_s_23_a_row_that_only_the_repeated_publication_refuses_is_not_lost(tmp_path):
     """The letters of the first one are in, its commit failed, and others wrote a row with the same key."""
     path = tmp_path / "out.db"

@@ -294,7 +294,8 @@ class PostgresSink:
         """Publish, without the rows that the table refuses: those are given to `bury` before all others are in.
 
         Where a constraint that is checked at the end of the transaction alone refuses one, each part of the batch is
-        held to those by itself: rows that need others of the batch, which come later, may be refused with it.
+        held to those by itself. Rows that are refused are tried again after the others, which they may need, but not
+        with `upsert_on`, where they would replace newer ones.
 
         Args:
             key: the batch.

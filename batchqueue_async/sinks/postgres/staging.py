@@ -6,9 +6,9 @@ small part of that. All steps are one transaction. What was staged is dropped af
 table that a transaction drops takes room in the server's table of locks until its end.
 
 Where bad rows are to be left out, each range is copied behind a savepoint, and halved as long as the table refuses it,
-down to the row. What is refused is handed over before the commit. Constraints that are `INITIALLY DEFERRED` are checked
-after all ranges, because a row may need one that comes later; where one fails, all is copied once more, with each range
-held to them.
+down to the row. What is refused is tried again after all ranges, because a row may need one that comes later, and
+handed over before the commit. Constraints that are `INITIALLY DEFERRED` are checked after all ranges; where one fails,
+all is copied once more, with each range held to them.
 
 A staged table says in its comment whose it is; a task that finds its batch over when it ends drops its own.
 """
@@ -18,13 +18,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from batchqueue_async.errors import PermanentError
-from batchqueue_async.sinks.base import BatchKey, SinkNeeds, StagedPart
-from batchqueue_async.sinks.postgres.table import CHECK_AT_ONCE
+from batchqueue_async.sinks.base import PASSES, BatchKey, SinkNeeds, StagedPart
+from batchqueue_async.sinks.postgres.table import CHECK_AT_ONCE, Table
 from batchqueue_async.sinks.postgres.types import listed, quoted
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from batchqueue_async.sinks.postgres.client import Connection
     from batchqueue_async.sinks.postgres.ledger import Ledger
     from batchqueue_async.sinks.postgres.sink import PostgresSink
-    from batchqueue_async.sinks.postgres.table import Table
 
 _STAGED = """
 SELECT relname, pg_total_relation_size(c.oid), obj_description(c.oid) FROM pg_class c
@@ -48,12 +49,22 @@ _PREFIX = "batchqueue_staged_"
 _FIRST = 16  # blocks of 8 KiB
 _MOST_REFUSED = 10_000
 """With more rows that a table refuses, it is not the rows that are wrong."""
+_TOGETHER = 500
+"""The most rows that are tried again in one step."""
 _SMALL, _LARGE = 1 / 16, 1 / 4
 """Which part of the timeout a step may take, below which the next one is larger, and above which it is smaller."""
 
 
 _Place = tuple[int, int]
 """Of a row in its table: the block, and which row of the block."""
+
+
+class _Held(NamedTuple):
+    """A row that the target refused: of which staged table, where in it, and why."""
+
+    part: Table
+    place: _Place
+    reason: str
 
 
 def _digest(size: int, *words: object) -> str:
@@ -240,22 +251,27 @@ class Staging:
         parts = [part for part in parts if part.columns]  # one without rows may have no table
         if refused is None:
             await self._copy_parts(connection, parts, None)
-        elif not await self._copy_whole(connection, parts, refused):
-            refused.clear()
+            return
+        held: list[_Held] = []
+        if not await self._copy_whole(connection, parts, held):
+            held.clear()
             async with self._step():
                 await connection.execute(CHECK_AT_ONCE)
-            await self._copy_parts(connection, parts, refused)
+            await self._copy_parts(connection, parts, held)
+        refused += [(await self._row(connection, each.part, each.place), each.reason) for each in held]
 
-    async def _copy_parts(self, connection: Connection, parts: Sequence[Table], refused: Refused | None) -> None:
+    async def _copy_parts(self, connection: Connection, parts: Sequence[Table], held: list[_Held] | None) -> None:
         for part in parts:
-            await self._copy_part(connection, part, refused)
+            await self._copy_part(connection, part, held)
+        if held and not self._table.upsert_on:  # else an older row would replace a newer one
+            await self._try_again(connection, held)
 
-    async def _copy_whole(self, connection: Connection, parts: Sequence[Table], refused: Refused) -> bool:
+    async def _copy_whole(self, connection: Connection, parts: Sequence[Table], held: list[_Held]) -> bool:
         """Copy all parts, unless what is in then does not keep to constraints that are checked at the end."""
         save = connection.transaction()
         async with self._step():
             await save.start()
-        await self._copy_parts(connection, parts, refused)
+        await self._copy_parts(connection, parts, held)
         async with self._step():
             try:
                 await connection.execute(CHECK_AT_ONCE)
@@ -284,8 +300,8 @@ class Staging:
             found.append((f"{column}::{wanted}::{kind} IS DISTINCT FROM {column}", reason))
         return found
 
-    async def _copy_part(self, connection: Connection, part: Table, refused: Refused | None) -> None:
-        if refused is None:
+    async def _copy_part(self, connection: Connection, part: Table, held: list[_Held] | None) -> None:
+        if held is None:
             for changed, reason in self._changes(part):
                 async with self._step():
                     if await _has(connection, part, changed):
@@ -297,11 +313,11 @@ class Staging:
         at = 0
         while at < end:
             started, size = loop.time(), min(self._blocks, end - at)
-            if refused is None:
+            if held is None:
                 async with self._step():
                     await connection.execute(statement.format(rows=_between(((at, 0), (at + size, 0)))))
             else:
-                await self._sift(connection, part, statement, ((at, 0), (at + size, 0)), refused)
+                await self._sift(connection, part, statement, ((at, 0), (at + size, 0)), held)
             at += size
             share = (loop.time() - started) / self._timeout
             if share < _SMALL and at < end:
@@ -321,7 +337,7 @@ class Staging:
     # -- without bad rows ----------------------------------------------------------------------------------------
 
     async def _sift(
-        self, connection: Connection, part: Table, statement: str, span: tuple[_Place, _Place], refused: Refused
+        self, connection: Connection, part: Table, statement: str, span: tuple[_Place, _Place], held: list[_Held]
     ) -> None:
         """Copy the rows from one place to before another, but for those that the table refuses."""
         error = await self._try(connection, part, statement, _between(span))
@@ -335,13 +351,37 @@ class Staging:
                     f"SELECT ctid FROM {part.quoted} WHERE {_between(span)} ORDER BY ctid"  # noqa: S608 - quoted
                 )
             if len(found) < 2:  # noqa: PLR2004 - nothing left to halve
-                refused += [(await self._row(connection, part, each["ctid"]), str(error)) for each in found]
-                if len(refused) > _MOST_REFUSED:
+                held += [_Held(part, each["ctid"], str(error)) for each in found]
+                if len(held) > _MOST_REFUSED:
                     raise error
                 return
             middle = found[len(found) // 2]["ctid"]
-        await self._sift(connection, part, statement, (first, middle), refused)
-        await self._sift(connection, part, statement, (middle, end), refused)
+        await self._sift(connection, part, statement, (first, middle), held)
+        await self._sift(connection, part, statement, (middle, end), held)
+
+    async def _try_again(self, connection: Connection, held: list[_Held]) -> None:
+        """Copy what was refused once more: what it needs may have come later. Until no more of it goes in."""
+        for _ in range(PASSES):
+            before = list(held)
+            held.clear()
+            for part, run in groupby(before, key=attrgetter("part")):
+                held += await self._still_refused(connection, part, self._copying(part), list(run))
+            if len(held) == len(before):
+                return
+
+    async def _still_refused(
+        self, connection: Connection, part: Table, statement: str, rows: Sequence[_Held]
+    ) -> list[_Held]:
+        if len(rows) <= _TOGETHER:
+            places = ", ".join(f"'{_tid(each.place)}'" for each in rows)
+            error = await self._try(connection, part, statement, f"ctid = ANY (ARRAY[{places}]::tid[])")
+            if error is None:
+                return []
+            if len(rows) == 1:
+                return [rows[0]._replace(reason=str(error))]
+        middle = len(rows) // 2
+        halves = rows[:middle], rows[middle:]
+        return [each for half in halves for each in await self._still_refused(connection, part, statement, half)]
 
     async def _try(self, connection: Connection, part: Table, statement: str, rows: str) -> SinkError | None:
         """Copy rows, all of them or none; why they are refused."""

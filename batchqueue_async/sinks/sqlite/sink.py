@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -15,7 +16,7 @@ from batchqueue_async.sinks._shared.declared import columns_of
 from batchqueue_async.sinks._shared.records import row_key
 from batchqueue_async.sinks._shared.staging import Staging
 from batchqueue_async.sinks._shared.thread import SinkThread
-from batchqueue_async.sinks.base import BatchKey, Refused, SendResult, SinkNeeds
+from batchqueue_async.sinks.base import PASSES, BatchKey, Refused, SendResult, SinkNeeds
 from batchqueue_async.sinks.sqlite.table import RESERVED, SchemaMode, Table, declared_type, quoted
 
 if TYPE_CHECKING:
@@ -400,17 +401,49 @@ def _copy(staged: Sequence[Table], table: Table, refused: Refused | None) -> Non
         with nullcontext() if refused is None or table.columns is None else suppress(PermanentError):
             table.suit(columns)
     known = table.schema()
+    groups: list[_Group] = []
     for each in staged:
         with _reading(each) as (source, found):
-            if found:
-                alike = all(known.get(name) == kind for name, kind in found.items())
-                insert = table.insert_tuples if alike else table.insert_checked
-                rows = source.execute(f"SELECT * FROM {quoted(each.name)}")  # noqa: S608 - quoted
-                while values := rows.fetchmany(_FETCH):
-                    if refused is None:
-                        insert(tuple(found), values)
-                    else:
-                        refused += table.insert_sifted(insert, tuple(found), values, _MOST_REFUSED - len(refused))
+            if not found:
+                continue
+            alike = all(known.get(name) == kind for name, kind in found.items())
+            group = _Group(table.insert_tuples if alike else table.insert_checked, tuple(found), [])
+            groups.append(group)
+            rows = source.execute(f"SELECT * FROM {quoted(each.name)}")  # noqa: S608 - quoted
+            while values := rows.fetchmany(_FETCH):
+                if refused is None:
+                    group.insert(group.columns, values)
+                else:
+                    most = _MOST_REFUSED - _refused_in(groups)
+                    group.refused += table.insert_sifted(group.insert, group.columns, values, most)
+    if refused is not None:
+        if not table.upsert_on:  # else an older row would replace a newer one
+            _try_again(table, groups)
+        refused += [each for group in groups for each in group.refused]
+
+
+@dataclass(slots=True)
+class _Group:
+    """The rows of one staged table: how they are inserted, and those that were refused."""
+
+    insert: Callable[[Sequence[str], Sequence[Sequence[Any]]], None]
+    columns: tuple[str, ...]
+    refused: Refused
+
+
+def _refused_in(groups: Sequence[_Group]) -> int:
+    return sum(len(group.refused) for group in groups)
+
+
+def _try_again(table: Table, groups: Sequence[_Group]) -> None:
+    """Insert what was refused once more: what it needs may have come later. Until no more of it goes in."""
+    for _ in range(PASSES):
+        before = _refused_in(groups)
+        for group in groups:
+            again = [tuple(row.values()) for row, _ in group.refused]
+            group.refused = table.insert_sifted(group.insert, group.columns, again, len(again)) if again else []
+        if _refused_in(groups) == before:
+            return
 
 
 @contextmanager
