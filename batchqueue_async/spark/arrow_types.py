@@ -109,16 +109,22 @@ def is_variant(kind: Any) -> bool:
 def in_utc(kind: Any) -> Any:
     """A type whose instants are in UTC, at any depth; variants stay as they are."""
     arrow = need("pyarrow")
-    types = arrow.types
-    if types.is_timestamp(kind) and kind.tz is not None:
+    if arrow.types.is_timestamp(kind) and kind.tz is not None:
         return kind if kind.tz == "UTC" else arrow.timestamp(kind.unit, "UTC")
+    return with_types(kind, in_utc)
+
+
+def with_types(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A type with those that it is made of changed; one that is made of none stays as it is."""
+    arrow = need("pyarrow")
+    types = arrow.types
     if types.is_list(kind):
-        return arrow.list_(kind.value_field.with_type(in_utc(kind.value_type)))
+        return arrow.list_(kind.value_field.with_type(change(kind.value_type)))
     if types.is_struct(kind):
-        return arrow.struct([field.with_type(in_utc(field.type)) for field in kind])
+        return arrow.struct([field.with_type(change(field.type)) for field in kind])
     if types.is_map(kind):
         return arrow.map_(
-            kind.key_field.with_type(in_utc(kind.key_type)), kind.item_field.with_type(in_utc(kind.item_type))
+            kind.key_field.with_type(change(kind.key_type)), kind.item_field.with_type(change(kind.item_type))
         )
     return kind
 
@@ -157,6 +163,58 @@ def check_years(field: Any, column: Any) -> None:
                 f"column {field.name!r} has a value outside of the years 1 to 9999, which Python can't hold; "
                 f"cast it in the query, as by cast({field.name} AS string)"
             )
+
+
+def is_text(kind: Any) -> bool:
+    """Whether values of a type are texts."""
+    types = need("pyarrow").types
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def has_whole_texts(column: Any) -> bool:
+    r"""Whether all texts of a column are UTF-8, at any depth: Spark takes any bytes for a text.
+
+    Example:
+        >>> import pyarrow
+        >>> odd = pyarrow.array([b"a", b"\xff"]).view(pyarrow.string())
+        >>> has_whole_texts(odd.slice(0, 1)), has_whole_texts(odd)
+        (True, False)
+    """
+    invalid = need("pyarrow").ArrowInvalid
+    try:
+        for leaf in _leaves(column):
+            if is_text(leaf.type):
+                leaf.validate(full=True)
+    except invalid:
+        return False
+    return True
+
+
+def with_escaped_texts(column: Any) -> list[Any]:
+    r"""The values of a column, with what is not UTF-8 in them escaped, so that a dead letter can hold it.
+
+    Example:
+        >>> import pyarrow
+        >>> with_escaped_texts(pyarrow.array([[b"a", b"\xff"]]).cast(pyarrow.list_(pyarrow.binary())))
+        [['a', '\\xff']]
+    """
+    return list(map(_escaped, column.cast(_in_bytes(column.type)).to_pylist()))
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, dict):
+        return {name: _escaped(each) for name, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(each) for each in cast("list[Any]", value)]
+    return value
+
+
+def _in_bytes(kind: Any) -> Any:
+    """A type with bytes in place of texts, at any depth."""
+    arrow = need("pyarrow")
+    return arrow.large_binary() if is_text(kind) else with_types(kind, _in_bytes)
 
 
 class Finite(NamedTuple):

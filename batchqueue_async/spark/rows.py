@@ -24,15 +24,18 @@ from batchqueue_async.spark.arrow_types import (
     check_years,
     finite,
     has,
+    has_whole_texts,
     in_utc,
     is_map,
     is_nested,
+    is_text,
     is_time,
     is_variant,
     json_variant,
     number_variant,
     python_variant,
     reviver,
+    with_escaped_texts,
 )
 from batchqueue_async.spark.requirements import need
 
@@ -184,11 +187,15 @@ class Converter:
             check_years(batch.schema.field(place), batch.column(place))
         for place in plan.floats:
             batch = self._finite(batch, place)
+        odd = [place for place in plan.texts if not has_whole_texts(batch.column(place))]
+        if odd:
+            batch = _with_whole_texts(batch, odd, refuse)
         return self._make(batch, refuse)
 
     def _make_plan(self, schema: Any) -> _Plan:
         is_floating = need("pyarrow").types.is_floating
-        plan = _Plan([], [], [])
+        plan = _Plan([], [], [], [])
+        reads_texts = self.rows != "batch" or takes_record_batches(self._target)
         for place, field in enumerate(schema):
             check_type(field)
             if in_utc(field.type) != field.type:
@@ -199,6 +206,8 @@ class Converter:
                 plan.floats.append(place)
             if has(field.type, is_time):
                 plan.times.append(place)
+            if reads_texts and has(field.type, is_text):
+                plan.texts.append(place)
         return plan
 
     def _finite(self, batch: Any, place: int) -> Any:
@@ -232,6 +241,30 @@ class _Plan(NamedTuple):
     instants: list[int]
     floats: list[int]
     times: list[int]
+    texts: list[int]
+
+
+def _with_whole_texts(batch: Any, places: Sequence[int], refuse: Any) -> Any:
+    """The rows whose texts are UTF-8; the others are refused, each with its reason."""
+    reason = "column {!r} has a text that is not UTF-8"
+    if refuse is None:
+        name = batch.schema.names[places[0]]
+        raise ConfigError(
+            f"{reason.format(name)}, which Python can't hold; cast it in the query, as by cast({name} AS binary), or "
+            "give on_bad_row='dead_letter'"
+        )
+    good: list[int] = []
+    for row in range(batch.num_rows):
+        one = batch.slice(row, 1)
+        odd = [place for place in places if not has_whole_texts(one.column(place))]
+        if not odd:
+            good.append(row)
+            continue
+        whole = one.select([place for place in range(one.num_columns) if place not in odd])
+        escaped = {one.schema.names[place]: with_escaped_texts(one.column(place))[0] for place in odd}
+        values = whole.to_pylist()[0] | escaped if whole.num_columns else escaped
+        refuse({each: values[each] for each in one.schema.names}, reason.format(next(iter(escaped))))
+    return batch.take(good)
 
 
 def _whole(batch: Any, refuse: Any) -> list[Any]:  # noqa: ARG001 - a record batch refuses no row

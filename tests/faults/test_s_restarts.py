@@ -25,7 +25,7 @@ from batchqueue_async.sinks.sqlite import SqliteSink
 from batchqueue_async.spark import DriverSink, process_bridge
 from batchqueue_async.spark.executors.data_source import PartWritten, publish
 from batchqueue_async.spark.executors.options import as_options
-from batchqueue_async.spark.executors.part_writer import Part
+from batchqueue_async.spark.executors.part_writer import Part, Worker
 
 QUERY = "8f14"
 
@@ -503,3 +503,71 @@ def test_s_28_rows_that_replace_others_keep_their_order(tmp_path):
     target, read = table_of_needing(None, tmp_path, "sqlite", upsert_on=["v"])
     letters, _ = write_with_letters(target, tmp_path, [[1, 0]], rows_in_flight=4)
     assert (letters, read()) == ([1], [0])
+
+
+# --- S-29
+
+
+ODD = pa.array([b"a", b"b\xff", None, b"\xc3\xa4"]).view(pa.string())
+"""Texts as Spark has them: any bytes."""
+IN_LIST = pa.ListArray.from_arrays(pa.array(range(5), pa.int32()), ODD)
+IN_STRUCT = pa.StructArray.from_arrays([ODD], ["x"])
+IN_MAP = pa.MapArray.from_arrays(
+    pa.array([0, 1, 2, 2, 3], pa.int32()), pa.array([b"a", b"b\xff", b"\xc3\xa4"]).view(pa.string()), [1, 2, 3]
+)
+
+
+class Text(msgspec.Struct):
+    v: str | None
+
+
+@pytest.mark.parametrize("rows", [Text, "tuple", "dict", "batch"], ids=["structs", "tuples", "dicts", "batches"])
+@pytest.mark.parametrize("kind", ["jsonl", "sqlite"])
+def test_s_29_a_text_that_is_not_utf_8_is_a_bad_row(tmp_path, rows, kind):
+    """No client takes such a text: its batch failed again and again, with an error that named no column."""
+    path = tmp_path / "out"
+    columns = {"columns": ["v"]} if kind == "sqlite" else {}
+    target = {"jsonl": JsonLinesSink, "sqlite": SqliteSink}[kind](path, **columns)
+    letters, stats = write_with_letters(target, tmp_path, [ODD], rows=rows)
+    assert (letters, stats.dead_rows, stats.rows) == (["b\\xff"], 1, 4)
+    found = select(path) if kind == "sqlite" else path.read_text().splitlines()
+    assert len(found) == 3
+    with (
+        DriverSink("rows", sink=target, rows=rows) as sink,
+        pytest.raises(bq.ConfigError, match=r"column 'v' .* UTF-8"),
+    ):
+        sink(Frame(ODD))
+
+
+@pytest.mark.parametrize(
+    ("values", "letter"),
+    [(IN_LIST, ["b\\xff"]), (IN_STRUCT, {"x": "b\\xff"}), (IN_MAP, [["b\\xff", 2]])],
+    ids=["list", "struct", "map"],
+)
+def test_s_29_at_any_depth(tmp_path, values, letter):
+    letters, _ = write_with_letters(JsonLinesSink(tmp_path / "out.jsonl"), tmp_path, [values])
+    assert letters == [letter]
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
+
+
+def test_s_29_who_takes_record_batches_as_they_are_gets_every_text(tmp_path):
+    found = []
+
+    async def consume(batches):
+        found.extend(batches)
+
+    with DriverSink("rows", consumer=consume, rows="batch") as sink:
+        sink(Frame(ODD))
+    assert [each.column(0).cast(pa.binary()).to_pylist() for each in found] == [ODD.cast(pa.binary()).to_pylist()]
+
+
+@pytest.mark.parametrize("rows", ["dict", "batch"])
+def test_s_29_on_the_executors(tmp_path, rows):
+    given = {"sink": "jsonl", "path": str(tmp_path / "out"), "rows": rows, "dead_letters": str(tmp_path / "dead")}
+    options = as_options({**given, "on_bad_row": "dead_letter"})
+    key = BatchKey("job", 0)
+    part = Worker(options).write(Attempt(key, 0, "a"), iter([pa.RecordBatch.from_arrays([ODD], ["v"])]))
+    assert (part.rows, part.dead_rows) == (4, 1)
+    assert publish(options, key, [PartWritten(part)])
+    counts = [len(file.read_text().splitlines()) for file in tmp_path.glob("*/[!.]*/*.jsonl")]
+    assert sorted(counts) == [1, 3]

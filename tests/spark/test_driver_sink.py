@@ -469,6 +469,16 @@ def test_a_struct_that_does_not_fit_is_refused_by_name(spark):
             sink(spark.range(3).selectExpr("'x' AS value", "'y' AS name"))
 
 
+@pytest.mark.parametrize("rows", ["dict", "batch"])
+def test_s_29_a_text_of_spark_that_is_not_utf_8_is_refused_by_name(spark, tmp_path, rows):
+    frame = spark.sql("SELECT 1 AS id, cast(unhex('61ff62') AS string) AS name")
+    with (
+        DriverSink("odd", sink=JsonLinesSink(tmp_path / "out.jsonl"), rows=rows) as sink,
+        pytest.raises(bq.ConfigError, match=r"column 'name' has a text that is not UTF-8.*cast\(name AS binary\)"),
+    ):
+        sink(frame)
+
+
 def test_fields_with_defaults_may_be_missing(spark):
     handler = Recorder()
     with DriverSink("defaults", consumer=handler, rows=Point) as sink:
