@@ -185,11 +185,11 @@ class Converter:
             batch = batch.set_column(place, field.with_type(wanted), batch.column(place).cast(wanted))
         for place in plan.times:
             check_years(batch.schema.field(place), batch.column(place))
-        for place in plan.floats:
-            batch = self._finite(batch, place)
         odd = [place for place in plan.texts if not has_whole_texts(batch.column(place))]
         if odd:
             batch = _with_whole_texts(batch, odd, refuse)
+        for place in plan.floats:
+            batch = self._finite(batch, place)
         return self._make(batch, refuse)
 
     def _make_plan(self, schema: Any) -> _Plan:
@@ -247,12 +247,15 @@ class _Plan(NamedTuple):
 def _with_whole_texts(batch: Any, places: Sequence[int], refuse: Any) -> Any:
     """The rows whose texts are UTF-8; the others are refused, each with its reason."""
     reason = "column {!r} has a text that is not UTF-8"
+    names = batch.schema.names
     if refuse is None:
-        name = batch.schema.names[places[0]]
+        name = names[places[0]]
         raise ConfigError(
             f"{reason.format(name)}, which Python can't hold; cast it in the query, as by cast({name} AS binary), or "
             "give on_bad_row='dead_letter'"
         )
+    # Tuples may have two columns of one name.
+    labels = names if len(set(names)) == len(names) else [f"{name} ({place})" for place, name in enumerate(names)]
     good: list[int] = []
     for row in range(batch.num_rows):
         one = batch.slice(row, 1)
@@ -260,10 +263,11 @@ def _with_whole_texts(batch: Any, places: Sequence[int], refuse: Any) -> Any:
         if not odd:
             good.append(row)
             continue
-        whole = one.select([place for place in range(one.num_columns) if place not in odd])
-        escaped = {one.schema.names[place]: with_escaped_texts(one.column(place))[0] for place in odd}
-        values = whole.to_pylist()[0] | escaped if whole.num_columns else escaped
-        refuse({each: values[each] for each in one.schema.names}, reason.format(next(iter(escaped))))
+        values = [
+            (with_escaped_texts(column) if place in odd else column.to_pylist())[0]
+            for place, column in enumerate(one.columns)
+        ]
+        refuse(dict(zip(labels, values, strict=True)), reason.format(names[odd[0]]))
     return batch.take(good)
 
 

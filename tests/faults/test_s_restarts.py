@@ -26,6 +26,7 @@ from batchqueue_async.spark import DriverSink, process_bridge
 from batchqueue_async.spark.executors.data_source import PartWritten, publish
 from batchqueue_async.spark.executors.options import as_options
 from batchqueue_async.spark.executors.part_writer import Part, Worker
+from batchqueue_async.spark.rows import Converter
 
 QUERY = "8f14"
 
@@ -516,6 +517,8 @@ IN_MAP = pa.MapArray.from_arrays(
     pa.array([0, 1, 2, 2, 3], pa.int32()), pa.array([b"a", b"b\xff", b"\xc3\xa4"]).view(pa.string()), [1, 2, 3]
 )
 
+BESIDE_NAN = pa.StructArray.from_arrays([ODD, pa.array([float("nan"), 2.0, 3.0, 4.0])], ["x", "y"])
+
 
 class Text(msgspec.Struct):
     v: str | None
@@ -541,13 +544,25 @@ def test_s_29_a_text_that_is_not_utf_8_is_a_bad_row(tmp_path, rows, kind):
 
 @pytest.mark.parametrize(
     ("values", "letter"),
-    [(IN_LIST, ["b\\xff"]), (IN_STRUCT, {"x": "b\\xff"}), (IN_MAP, [["b\\xff", 2]])],
-    ids=["list", "struct", "map"],
+    [
+        (IN_LIST, ["b\\xff"]),
+        (IN_STRUCT, {"x": "b\\xff"}),
+        (IN_MAP, [["b\\xff", 2]]),
+        (BESIDE_NAN, {"x": "b\\xff", "y": 2.0}),
+    ],
+    ids=["list", "struct", "map", "beside NaN"],
 )
 def test_s_29_at_any_depth(tmp_path, values, letter):
     letters, _ = write_with_letters(JsonLinesSink(tmp_path / "out.jsonl"), tmp_path, [values])
     assert letters == [letter]
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
+
+
+def test_s_29_tuples_keep_both_columns_of_one_name(tmp_path):
+    refused = []
+    batch = pa.RecordBatch.from_arrays([ODD, pa.array([1, 2, 3, 4])], ["v", "v"])
+    assert Converter("tuple")(batch, lambda *each: refused.append(each)) == [("a", 1), (None, 3), ("ä", 4)]
+    assert refused == [({"v (0)": "b\\xff", "v (1)": 2}, "column 'v' has a text that is not UTF-8")]
 
 
 def test_s_29_who_takes_record_batches_as_they_are_gets_every_text(tmp_path):
