@@ -22,7 +22,7 @@ TESTS = ROOT / "tests"
 LONGEST_DEFAULT = 40
 MARK = re.compile(r"^<!-- made from the tree: (.+) -->$", re.MULTILINE)
 # A test that proves a fault's absence begins with the fault's id: test_bq_a_..., test_dq_3_..., test_c_18_...
-FAULT_TEST = re.compile(r"test_(?:(?P<letters>bq)_(?P<letter>[a-z])|(?P<list>dq|ex|in|c|d|x|s)_(?P<number>\d+))_\w+")
+FAULT_TEST = re.compile(r"test_(?:(?P<letters>bq)_(?P<letter>[a-z])|(?P<list>dq|ex|in|c|d|x|s|w)_(?P<number>\d+))_\w+")
 
 
 def map_line(path: Path) -> str | None:
@@ -91,7 +91,7 @@ def proofs(tests: Path = TESTS) -> dict[str, dict[Path, list[str]]]:
 def fault_order(identity: str) -> tuple[int, int, str]:
     """Sorts ids as the register lists them."""
     letters, _, rest = identity.partition("-")
-    return ["BQ", "DQ", "EX", "C", "D", "X", "S", "IN"].index(letters), int(rest) if rest.isdigit() else 0, rest
+    return ["BQ", "DQ", "EX", "C", "D", "X", "S", "IN", "W"].index(letters), int(rest) if rest.isdigit() else 0, rest
 
 
 def fault_tests(tests: Path = TESTS) -> str:

@@ -52,8 +52,8 @@ INTERNAL = frozenset(
     {
         f"{owner}.{name}"
         for owner, names in {
-            "BatchQueue": "abandon after_fork attach_inbox close_gate counters forbid_shutdown_here forked handler_of "
-            "intake loop on_own_thread owns router ended",
+            "BatchQueue": "abandon after_fork attach_inbox close_gate close_up counters forbid_shutdown_here forked "
+            "handler_of intake loop on_own_thread owns router ended",
             "BatchQueueManager": "after_fork shutdown_all_from_thread",
         }.items()
         for name in names.split()

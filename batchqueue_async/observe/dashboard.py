@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchqueue_async.observe.sentences import summary
 from batchqueue_async.observe.status import WORST
-from batchqueue_async.queue.stats import Distribution
+from batchqueue_async.queue.stats import CloseUp, Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from batchqueue_async.observe.snapshot import ExporterView, ProcessSnapshot, QueueView
-    from batchqueue_async.observe.status import Status
+    from batchqueue_async.observe.status import State, Status
 
 MOST_ROWS = 24
 """Queues and exporters that are shown one by one."""
-MOST_PARTITIONS = 64
 MOST_NODES = 12
 """Queues in the graph."""
 MOST_DEAD = 20
@@ -87,12 +86,15 @@ def frame_of(snapshot: ProcessSnapshot, status: Status, before: ProcessSnapshot 
     seconds = 0.0 if before is None else snapshot.at - before.at
     queues_before = {} if before is None else {queue.name: queue for queue in before.queues}
     exporters_before = {} if before is None else {exporter.name: exporter for exporter in before.exporters}
-    states = {each.component: each.state for each in status.components}
-    queues = [_queue(each, queues_before.get(each.name), seconds, states) for each in snapshot.queues]
+    states: dict[str, State] = {each.component: each.state for each in status.components}
+    lines = [_line(each, queues_before.get(each.name), seconds, states) for each in snapshot.queues]
     exporters = [_exporter(each, exporters_before.get(each.name), seconds, states) for each in snapshot.exporters]
-    shown_queues = sorted(queues, key=_importance)[:MOST_ROWS]
-    shown_exporters = sorted(exporters, key=_importance)[:MOST_ROWS]
-    graph = _Graph(queues, exporters)
+    cards = _cards(snapshot, lines, exporters)
+    lines.sort(key=_line_importance)
+    exporters.sort(key=_importance)
+    shown_queues = [_queue(each) for each in lines[:MOST_ROWS]]
+    shown_exporters = exporters[:MOST_ROWS]
+    graph = _Graph(shown_queues[:MOST_NODES], lines[MOST_NODES:], exporters[:MOST_NODES])
     graph.draw(snapshot)
     return Frame(
         t=snapshot.at,
@@ -102,11 +104,11 @@ def frame_of(snapshot: ProcessSnapshot, status: Status, before: ProcessSnapshot 
         state=status.state,
         sentence=summary(status, snapshot),
         lag=max((loop.lag for loop in snapshot.loops), default=0.0),
-        cards=_cards(snapshot, queues, exporters),
+        cards=cards,
         nodes=list(graph.nodes.values()),
         edges=graph.edges,
         queues=shown_queues,
-        more_queues=len(queues) - len(shown_queues),
+        more_queues=len(lines) - len(shown_queues),
         exporters=shown_exporters,
         more_exporters=len(exporters) - len(shown_exporters),
         disks=[_disk(each.name, each.stats, states) for each in snapshot.disks[:MOST_ROWS]],
@@ -184,38 +186,56 @@ def _rate(now: int, before: int | None, seconds: float) -> float | None:
     return None if before is None or seconds <= 0 else max(0.0, (now - before) / seconds)
 
 
-def _percentiles(name: str, now: Distribution, before: Distribution | None) -> dict[str, float | None]:
-    """Those of the values since the frame before; None where there were none."""
-    lately = now if before is None else now.since(before)
+def _percentiles(name: str, lately: Distribution) -> dict[str, float | None]:
+    """None where there were no values."""
     if not lately.count:
         return {f"{name}_p50": None, f"{name}_p95": None, f"{name}_p99": None}
     return {f"{name}_p50": lately.p50, f"{name}_p95": lately.p95, f"{name}_p99": lately.p99}
 
 
-_NO_WAITS = _percentiles("wait", Distribution(), None)
+_NOTHING = CloseUp(waits=Distribution(), busy=0, workers=0, handlers=(), partitions=(), more_partitions=0)
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _queue(view: QueueView, before: QueueView | None, seconds: float, states: Mapping[str, Any]) -> dict[str, Any]:
-    stats = view.stats
-    old = None if before is None else before.stats
-    partitions = stats.partitions[:MOST_PARTITIONS]
-    # A queue that has just come among those that are read in detail has nothing to be compared with: for one frame
-    # there are no percentiles, rather than those of its whole life.
-    comparable = view.detailed and (before is None or before.detailed)
-    waits = _percentiles("wait", stats.queue_latency, old.queue_latency if old else None) if comparable else _NO_WAITS
+class _Line(NamedTuple):
+    """What is needed of every queue, shown or not."""
+
+    view: QueueView
+    before: QueueView | None
+    state: State
+    came_in: float | None
+    went_out: float | None
+
+
+def _line(view: QueueView, before: QueueView | None, seconds: float, states: Mapping[str, State]) -> _Line:
+    stats, state = view.stats, states.get(f"queue/{view.name}", "ok")
+    if before is None or seconds <= 0:
+        return _Line(view, before, state, None, None)
+    old = before.stats
+    out = stats.handled + stats.failed + stats.unhandled - old.handled - old.failed - old.unhandled
+    return _Line(view, before, state, max(0.0, (stats.accepted - old.accepted) / seconds), max(0.0, out / seconds))
+
+
+def _line_importance(line: _Line) -> tuple[int, float, str]:
+    return -WORST[line.state], -(line.came_in or 0.0), line.view.name
+
+
+def _queue(line: _Line) -> dict[str, Any]:
+    view, before = line.view, line.before
+    stats, shown = view.stats, view.close_up or _NOTHING
+    # A queue that has just come among those that are shown has nothing to be compared with: for one frame there are
+    # no percentiles, rather than those of its whole life.
+    waits = shown.waits
+    if before is not None:
+        waits = _NOTHING.waits if before.close_up is None else waits.since(before.close_up.waits)
     return {
         "name": view.name,
-        "state": states.get(f"queue/{view.name}", "ok"),
-        "in": _rate(stats.accepted, None if old is None else old.accepted, seconds),
-        "out": _rate(
-            stats.handled + stats.failed + stats.unhandled,
-            None if old is None else old.handled + old.failed + old.unhandled,
-            seconds,
-        ),
+        "state": line.state,
+        "in": line.came_in,
+        "out": line.went_out,
         "waiting": stats.used,
         "capacity": stats.capacity,
         "fill": stats.used_ratio,
@@ -223,13 +243,13 @@ def _queue(view: QueueView, before: QueueView | None, seconds: float, states: Ma
         "oldest": stats.oldest_age,
         "lost": stats.refused + stats.dropped,
         "failed": stats.failed,
-        **waits,
-        "busy": sum(each.in_flight > 0 for each in stats.workers),
-        "workers": len(stats.workers),
-        "parts": [[round(each.used_ratio, 3), each.owner] for each in partitions],
-        "more_parts": len(stats.partitions) - len(partitions),
+        **_percentiles("wait", waits),
+        "busy": shown.busy,
+        "workers": shown.workers,
+        "parts": [[round(fill, 3), owner] for fill, owner in shown.partitions],
+        "more_parts": shown.more_partitions,
         "exporter": view.consumer,
-        "handlers": [each.name for each in stats.handlers[:4]],
+        "handlers": shown.handlers[:4],
     }
 
 
@@ -253,7 +273,7 @@ def _exporter(
         "oldest": stats.oldest_age,
         "empty_in": None if rates is None else _finite(rates.empty_in(stats.records)),
         "full_in": None if rates is None else _finite(rates.full_in((stats.max_bytes or 0) - stats.bytes)),
-        **_percentiles("send", stats.send_seconds, None if old is None else old.send_seconds),
+        **_percentiles("send", stats.send_seconds if old is None else stats.send_seconds.since(old.send_seconds)),
         "breaker": stats.breaker,
         "paused": stats.paused,
         "next": stats.next_send_in,
@@ -281,29 +301,29 @@ def _disk(name: str, stats: Any, states: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cards(
-    snapshot: ProcessSnapshot, queues: list[dict[str, Any]], exporters: list[dict[str, Any]]
-) -> dict[str, float | None]:
+def _cards(snapshot: ProcessSnapshot, lines: list[_Line], exporters: list[dict[str, Any]]) -> dict[str, float | None]:
     """The numbers at the top; what comes in by a queue and goes on to an exporter is counted once."""
-    fed = {queue["exporter"] for queue in queues if queue["exporter"]}
+    fed = {queue.consumer for queue in snapshot.queues}
     inner = {name for queue in snapshot.queues for name in queue.feeds}
-    came_in = [queue["in"] for queue in queues if queue["name"] not in inner]
+    came_in = [line.came_in for line in lines if line.view.name not in inner]
     came_in += [exporter["in"] for exporter in exporters if exporter["name"] not in fed]
-    feeding = {queue.name for queue in snapshot.queues if queue.feeds or queue.consumer}
-    went_out = [queue["out"] for queue in queues if queue["name"] not in feeding]
+    went_out = [line.went_out for line in lines if not (line.view.feeds or line.view.consumer)]
     went_out += [exporter["out"] for exporter in exporters]
+    numbers = [queue.stats for queue in snapshot.queues]
+    ages = [*[each.oldest_age for each in numbers], *[exporter["oldest"] for exporter in exporters]]
     return {
         "in": _sum(came_in),
         "out": _sum(went_out),
-        "waiting": sum(queue["waiting"] + queue["in_flight"] for queue in queues)
+        "waiting": sum([each.used + each.in_flight for each in numbers])
         + sum(exporter["records"] for exporter in exporters),
-        "oldest": max((row["oldest"] for row in (*queues, *exporters)), default=0.0),
-        "dead": sum(exporter["dead"] for exporter in exporters) + sum(queue["failed"] for queue in queues),
-        "lost": sum(row["lost"] for row in (*queues, *exporters)),
+        "oldest": max(ages, default=0.0),
+        "dead": sum(exporter["dead"] for exporter in exporters) + sum([each.failed for each in numbers]),
+        "lost": sum([each.refused + each.dropped_before + each.dropped_after for each in numbers])
+        + sum(exporter["lost"] for exporter in exporters),
         "send_queue": float(sum(exporter["records"] for exporter in exporters)),
         "send_queue_bytes": float(sum(exporter["bytes"] for exporter in exporters)),
         "send_queue_limit": float(sum(exporter["limit"] or 0 for exporter in exporters)),
-        "queues": float(len(queues)),
+        "queues": float(len(lines)),
         "exporters": float(len(exporters)),
     }
 
@@ -316,12 +336,11 @@ def _sum(rates: Iterable[float | None]) -> float | None:
 class _Graph:
     """The pipeline: columns of sources, queues, exporters or handlers, and destinations; edges with their rates."""
 
-    def __init__(self, queues: list[dict[str, Any]], exporters: list[dict[str, Any]]) -> None:
+    def __init__(self, queues: list[dict[str, Any]], others: list[_Line], exporters: list[dict[str, Any]]) -> None:
         self.nodes: dict[str, dict[str, Any]] = {}
         self.edges: list[dict[str, Any]] = []
-        ordered = sorted(queues, key=_importance)
-        self._queues, self._others = ordered[:MOST_NODES], ordered[MOST_NODES:]
-        self._exporters = sorted(exporters, key=_importance)[:MOST_NODES]
+        self._queues, self._others = queues, others
+        self._exporters = exporters
 
     def draw(self, snapshot: ProcessSnapshot) -> None:
         """Make nodes and edges."""
@@ -332,9 +351,9 @@ class _Graph:
             if queue["name"] not in inner:
                 self._edge(self._producers(), key, queue["in"])
         if self._others:
-            waiting = f"{sum(row['waiting'] for row in self._others):,} waiting"
+            waiting = f"{sum([line.view.stats.used for line in self._others]):,} waiting"
             key = self._node("queues", 1, f"{len(self._others)} more queues", waiting, "ok")
-            self._edge(self._producers(), key, _sum(queue["in"] for queue in self._others))
+            self._edge(self._producers(), key, _sum([line.came_in for line in self._others]))
         for exporter in self._exporters:
             self._exporter(exporter)
         rates = {queue["name"]: queue["in"] for queue in self._queues}
@@ -356,7 +375,7 @@ class _Graph:
         before = [queue for queue in self._queues if queue["exporter"] == exporter["name"]]
         for queue in before:
             self._edge(f"queue/{queue['name']}", key, queue["out"])
-        if any(queue["exporter"] == exporter["name"] for queue in self._others):
+        if any(line.view.consumer == exporter["name"] for line in self._others):
             self._edge("queues", key, exporter["in"])
         elif not before:
             self._edge(self._producers(), key, exporter["in"])

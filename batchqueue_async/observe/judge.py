@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from batchqueue_async.observe.words import count, duration, size
@@ -61,35 +62,41 @@ class Recent:
 
     def __init__(self) -> None:
         self._at = 0.0
+        self._kept_at = -math.inf
+        self._now: dict[str, dict[str, int]] = {}
         self._kept: dict[str, deque[tuple[float, dict[str, int]]]] = {}
 
     def see(self, snapshot: ProcessSnapshot) -> None:
         """Remember the counts of a snapshot."""
-        self._at = snapshot.at
-        counts = dict(_counts(snapshot))
-        for name in self._kept.keys() - counts.keys():
-            del self._kept[name]
-        for name, now in counts.items():
-            looks = self._kept.setdefault(name, deque())
-            if len(looks) > 1 and looks[-1][0] - looks[-2][0] < RECENT / self._LOOKS:
-                looks.pop()  # the newest is replaced until it is far enough from the one before it
-            looks.append((snapshot.at, now))
-            while len(looks) > 2 and looks[1][0] < snapshot.at - RECENT:  # noqa: PLR2004 - one look older than the span
-                looks.popleft()
+        now = self._at = snapshot.at
+        counts = self._now = dict(_counts(snapshot))
+        kept = self._kept
+        for name in kept.keys() - counts.keys():
+            del kept[name]
+        for name in counts.keys() - kept.keys():
+            kept[name] = deque([(now, counts[name])])
+        if self._kept_at <= now < self._kept_at + RECENT / self._LOOKS:
+            return
+        self._kept_at = now
+        for name, looks in kept.items():
+            looks.append((now, counts[name]))
+            while len(looks) > 1 and looks[1][0] < now - RECENT:
+                looks.popleft()  # one that is older than the span stays
 
     def rise(self, component: str, what: str, within: float = RECENT) -> int:
         """By how much a count of a component has risen within the last seconds, or since it was first seen."""
         looks = self._kept.get(component)
         if not looks:
             return 0
-        if looks[-1][1][what] == looks[0][1][what]:
+        now = self._now[component][what]
+        if now == looks[0][1][what]:
             return 0  # counts only rise
         # The last look before the span, so that nothing within it is missed.
         start = looks[0]
         for look in looks:
             if look[0] <= self._at - within:
                 start = look
-        return max(0, looks[-1][1][what] - start[1][what])
+        return max(0, now - start[1][what])
 
 
 def _counts(snapshot: ProcessSnapshot) -> Iterator[tuple[str, dict[str, int]]]:
@@ -165,9 +172,18 @@ def _loop(loop: LoopView) -> Finding:
     return Finding(component=name)
 
 
+@lru_cache(4096)
+def _well(component: str) -> Finding:
+    """There are hundreds of them in each look."""
+    return Finding(component=component)
+
+
 def _queue(queue: QueueView, recent: Recent) -> Finding:
     name, stats = f"queue/{queue.name}", queue.stats
     error = stats.last_error
+    counted = stats.refused or stats.dropped_before or stats.dropped_after or stats.failed or stats.unhandled
+    if error is None and not counted and stats.oldest_age <= STUCK and stats.used_ratio < FULL:
+        return _well(name)
     said = None if error is None else f"{error.error}: {error.text}" if error.text else error.error
     at = None if error is None else error.at
 

@@ -23,8 +23,8 @@ FRESH = 0.2
 """Seconds for which one look serves all who ask."""
 FRAME_EVERY = 0.9
 """Seconds between two frames: each is compared with the one before, and many pages share them."""
-FRAMES_SHARE = 100.0
-"""A frame comes after this many times the CPU seconds of the one before, so that frames take a hundredth of a core."""
+FRAMES_SHARE = 200.0
+"""A frame comes after this many times the CPU seconds of the one before: half a percent of a core, without sending."""
 SLOWEST_FRAMES = 1.5
 """The most seconds between two frames, so that a fault shows soon; frames that take long may cost more of a core."""
 HISTORY = 600
@@ -58,7 +58,7 @@ class Observer:
         self._frame: Frame | None = None
         self._framed_at = 0.0
         self._frame_every = FRAME_EVERY
-        self._shown: list[str] | None = None
+        self._shown: frozenset[str] | None = None
         self._history: deque[list[float | None]] = deque(maxlen=HISTORY)
 
     @property
@@ -83,18 +83,12 @@ class Observer:
             self._last = (now, *self._see(None))
         return self._last[1:]
 
-    def _see(self, detailed: frozenset[str] | None) -> tuple[ProcessSnapshot, Status]:
-        snapshot = take_snapshot(self._manager, rates=self._rates.of, detailed=detailed)
+    def _see(self, closer: Callable[[str], bool] | None) -> tuple[ProcessSnapshot, Status]:
+        snapshot = take_snapshot(self._manager, rates=self._rates.of, closer=closer)
         return snapshot, self._statuses.see(snapshot)
 
-    def _look_for_frame(self, now: float) -> tuple[ProcessSnapshot, Status]:
-        """Details only of those queues that the page shows one by one; who comes among them has its details next time.
-
-        Nobody else may be given such a snapshot.
-        """
-        if self._last is not None and now - self._last[0] < FRESH:
-            return self._last[1:]
-        return self._see(None if self._shown is None else frozenset(self._shown))
+    def _is_shown(self, queue: str) -> bool:
+        return self._shown is None or queue in self._shown
 
     def frame(self) -> Frame:
         """What the page shows now, or showed less than `FRAME_EVERY` seconds ago."""
@@ -102,14 +96,20 @@ class Observer:
             now = self._clock()
             if self._frame is None or now - self._framed_at >= self._frame_every:
                 began = time.thread_time()
-                snapshot, status = self._look_for_frame(now)
+                # Who comes among the queues that are shown one by one is looked at closely from the next frame on.
+                snapshot, status = self._see(self._is_shown)
                 self._frame, self._before = frame_of(snapshot, status, self._before), snapshot
                 self._framed_at = now
-                self._shown = [row["name"] for row in self._frame.queues]
+                self._shown = frozenset(row["name"] for row in self._frame.queues)
                 self._history.append(self._frame.point())
                 cost = time.thread_time() - began
                 self._frame_every = min(SLOWEST_FRAMES, max(FRAME_EVERY, FRAMES_SHARE * cost))
             return self._frame
+
+    def next_frame_in(self) -> float:
+        """Seconds until there is a frame that is not the last one."""
+        with self._lock:
+            return max(0.0, self._framed_at + self._frame_every - self._clock())
 
     def history(self) -> list[list[float | None]]:
         """The charts' points of the last frames, the oldest first."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from batchqueue_async._support import forks
 from batchqueue_async._support.registry import registered
 from batchqueue_async._support.reloads import reloads
+from batchqueue_async.config import BufferStrategy
 from batchqueue_async.observe.loop_beats import beats
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from batchqueue_async.durable.stats import DurableStats
     from batchqueue_async.export.stats import ExporterStats
     from batchqueue_async.observe.rates import ExporterRates
-    from batchqueue_async.queue.stats import QueueStats
+    from batchqueue_async.queue.stats import CloseUp, QueueStats
     from batchqueue_async.runtime.manager import BatchQueueManager
 
+MOST_PARTITIONS = 64
+"""Partitions of a queue that a page shows."""
 STARTED = time.time()
 """When this process began to be watched, in seconds since the epoch."""
 
@@ -44,7 +47,7 @@ class QueueView:
         loop: the name of its loop.
         consumer: the exporter that is its handler, by name; None where it is another.
         feeds: the queues into which its handlers produce.
-        detailed: whether `stats` has partitions, workers, handlers and distributions.
+        close_up: what the page shows of it besides; None where it was not asked for.
     """
 
     name: str
@@ -54,7 +57,7 @@ class QueueView:
     loop: str = "main"
     consumer: str | None = None
     feeds: tuple[str, ...] = ()
-    detailed: bool = True
+    close_up: CloseUp | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,28 +189,29 @@ class Names:
         self._taken = {}
         self._given = weakref.WeakKeyDictionary()
 
-    def of(self, kind: str, name: str, thing: Any) -> str:
-        """The name of a thing."""
+    def of(self, things: list[Registered]) -> list[str]:
+        """The names of everything that there is; those of other things are free from now on."""
         with self._lock:
-            given = self._given.get(thing)
-            if given is None:
-                given, number = name, 1
-                while (kind, given) in self._taken and self._taken[kind, given]() not in {None, thing}:
-                    number += 1
-                    given = f"{name}#{number}"
-                self._taken[kind, given] = weakref.ref(thing)
-                self._given[thing] = given
-            return given
+            self._free({id(each.thing) for each in things})
+            return [self._given.get(each.thing) or self._give(each) for each in things]
 
-    def ended(self, there: set[int]) -> None:
-        """Free the names of things that are no longer there, by their ids."""
-        with self._lock:
-            for key, reference in list(self._taken.items()):
-                thing = reference()
-                if thing is None or id(thing) not in there:
-                    del self._taken[key]
-                    if thing is not None:
-                        self._given.pop(thing, None)
+    def _give(self, each: Registered) -> str:
+        kind, name, thing = each
+        given, number = name, 1
+        while (kind, given) in self._taken and self._taken[kind, given]() not in {None, thing}:
+            number += 1
+            given = f"{name}#{number}"
+        self._taken[kind, given] = weakref.ref(thing)
+        self._given[thing] = given
+        return given
+
+    def _free(self, there: set[int]) -> None:
+        for key, reference in list(self._taken.items()):
+            thing = reference()
+            if thing is None or id(thing) not in there:
+                del self._taken[key]
+                if thing is not None:
+                    self._given.pop(thing, None)
 
 
 _names = Names()
@@ -217,40 +221,40 @@ def take_snapshot(
     manager: BatchQueueManager | None = None,
     *,
     rates: Callable[[str, ExporterStats, float], ExporterRates | None] | None = None,
-    detailed: frozenset[str] | None = None,
+    closer: Callable[[str], bool] | None = None,
 ) -> ProcessSnapshot:
     """Read everything of the process that has statistics.
 
     Args:
         manager: whose queues are shown; those of every manager when None.
         rates: computes an exporter's rates from its name, its numbers and the time.
-        detailed: the queues that are read in detail, by name; all when None. Of the others the totals are read.
+        closer: for a page: of each queue its totals, and of these, by name, what a page shows of them besides.
     """
     now = time.time()
     everything = registered()
-    _names.ended({id(each.thing) for each in everything})
+    names = _names.of(everything)
     only = None if manager is None else set(manager.queues())
     named = [
-        (each.kind, _names.of(each.kind, each.name, each.thing), each)
-        for each in everything
+        (name, each)
+        for name, each in zip(names, everything, strict=True)
         if only is None or each.kind != "queue" or each.thing in only
     ]
-    reader = _Reader(now, rates, detailed, {id(each.thing): name for kind, name, each in named if kind == "exporter"})
-    for kind, name, each in named:
+    reader = _Reader(now, rates, closer, {id(each.thing): name for name, each in named if each.kind == "exporter"})
+    for name, each in named:
         try:
-            reader.read(kind, name, each)
+            reader.read(each.kind, name, each.thing)
         except Exception:  # noqa: BLE001 - one thing that has just ended, or a consumer's own fault, hides no other
-            reader.unreadable.append(f"{kind}/{name}")
+            reader.unreadable.append(f"{each.kind}/{name}")
     return reader.snapshot()
 
 
 class _Reader:
     """Collects the views of one snapshot."""
 
-    def __init__(self, now: float, rates: Any, detailed: frozenset[str] | None, exporters: dict[int, str]) -> None:
+    def __init__(self, now: float, rates: Any, closer: Callable[[str], bool] | None, exporters: dict[int, str]) -> None:
         self._now = now
         self._rates = rates
-        self._detailed = detailed
+        self._closer = closer
         self._names_of_exporters = exporters
         self._loops: dict[int, tuple[str, float]] = {}
         self._queues: list[QueueView] = []
@@ -263,15 +267,13 @@ class _Reader:
         self._queries: list[SparkQueryView] = []
         self.unreadable: list[str] = []
 
-    def read(self, kind: str, name: str, each: Registered) -> None:
+    def read(self, kind: str, name: str, thing: Any) -> None:
         """Read one thing."""
-        thing = each.thing
-        if getattr(thing, "loop", None) is not None:
-            self._see_loop(thing.loop)
+        loop = self._loop_name(thing)
         if kind == "queue":
-            self._queues.append(self._queue(name, thing))
+            self._queues.append(self._queue(name, thing, loop))
         elif kind == "exporter":
-            self._exporter(name, thing)
+            self._exporter(name, thing, loop)
         elif kind == "durable_queue":
             self._paths_of(name, thing)
         elif kind == "bridge":
@@ -281,33 +283,31 @@ class _Reader:
         elif kind == "consumer":
             self._consumers.append(ConsumerView(name=name, kind=type(thing).__name__, stats=thing.peek()))
 
-    def _see_loop(self, loop: asyncio.AbstractEventLoop) -> str:
-        """Ask a loop how late it is, once in a snapshot; its name."""
+    def _loop_name(self, thing: Any) -> str:
+        """The name of a thing's loop, which is asked how late it is: once in a snapshot."""
+        loop: asyncio.AbstractEventLoop | None = getattr(thing, "loop", None)
+        if loop is None:
+            return ""
         found = self._loops.get(id(loop))
         if found is None:
             beat = beats.of(loop)
             found = self._loops[id(loop)] = (beat.name or "main", beat.lag())
         return found[0]
 
-    def _loop_name(self, thing: Any) -> str:
-        loop: asyncio.AbstractEventLoop | None = thing.loop
-        return "" if loop is None else self._see_loop(loop)
-
-    def _queue(self, name: str, thing: Any) -> QueueView:
-        config = thing.config
-        detailed = self._detailed is None or name in self._detailed
+    def _queue(self, name: str, thing: Any, loop: str) -> QueueView:
+        config, closer = thing.config, self._closer
         return QueueView(
             name=name,
-            stats=thing.peek() if detailed else thing.peek(totals=True),
-            detailed=detailed,
+            stats=thing.peek(totals=closer is not None),
+            close_up=thing.close_up(MOST_PARTITIONS) if closer is not None and closer(name) else None,
             closed=thing.closed,
-            waits=config.strategy.name == "BLOCKING",
-            loop=self._loop_name(thing),
+            waits=config.strategy is BufferStrategy.BLOCKING,
+            loop=loop,
             consumer=self._names_of_exporters.get(id(config.consumer)),
             feeds=tuple(config.feeds),
         )
 
-    def _exporter(self, name: str, thing: Any) -> None:
+    def _exporter(self, name: str, thing: Any, loop: str) -> None:
         stats: ExporterStats = thing.peek()
         self._exporters.append(
             ExporterView(
@@ -318,7 +318,7 @@ class _Reader:
                 overflow=thing.config.overflow,
                 on_disk=thing.config.path is not None,
                 closed=thing.closed,
-                loop=self._loop_name(thing),
+                loop=loop,
             )
         )
         if stats.durable is not None:

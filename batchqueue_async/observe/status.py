@@ -144,7 +144,7 @@ class StatusTracker:
 
     def _component(self, finding: Finding, now: float) -> ComponentStatus:
         said, before = self._last.get(finding.component, (None, None))
-        if before is not None and said == finding:
+        if before is not None and (said is finding or said == finding):
             return before
         since = now
         if before is not None and before.state == finding.state:

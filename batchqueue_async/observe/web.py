@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from batchqueue_async.observe.dashboard import Frame
     from batchqueue_async.runtime.manager import BatchQueueManager
 
 STATIC = Path(__file__).parent / "static"
@@ -48,8 +49,7 @@ COOKIE = "batchqueue_token"
 # What says nothing of the program but that it lives: probes need no token for it.
 _OPEN = ("/livez", "/healthz", "/readyz")
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-INTERVAL = 1.0
-"""Seconds between two frames of the page."""
+_LEAST_WAIT = 0.01
 
 
 def asgi(
@@ -177,6 +177,8 @@ class _Pages:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
+        # The frame that was sent last, as text: a hundred viewers are sent the same.
+        self._sent: tuple[Frame, bytes] | None = None
 
     def _json(self, value: object, status: int = 200) -> Response:
         return Response(self._observer.as_json(value), status, media_type="application/json")
@@ -228,9 +230,18 @@ class _Pages:
     async def _frames(self) -> AsyncIterator[bytes]:
         observer = self._observer
         yield b"retry: 1000\n\nevent: history\ndata: " + observer.as_json(observer.history()) + b"\n\n"
+        last: Frame | None = None
         while True:
-            yield b"data: " + observer.as_json(observer.frame()) + b"\n\n"
-            await asyncio.sleep(INTERVAL)
+            frame = observer.frame()
+            if frame is not last:
+                yield self._event(frame)
+                last = frame
+            await asyncio.sleep(max(_LEAST_WAIT, observer.next_frame_in()))
+
+    def _event(self, frame: Frame) -> bytes:
+        if self._sent is None or self._sent[0] is not frame:
+            self._sent = frame, b"data: " + self._observer.as_json(frame) + b"\n\n"
+        return self._sent[1]
 
     async def ui(self, _: Request) -> Response:
         return _file("index.html")

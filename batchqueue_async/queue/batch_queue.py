@@ -51,6 +51,7 @@ from batchqueue_async.queue.rebalance import Rebalancer
 from batchqueue_async.queue.router import PartitionRouter
 from batchqueue_async.queue.shutdown import Shutdown, merged
 from batchqueue_async.queue.stats import (
+    CloseUp,
     Counters,
     Histogram,
     QueueStats,
@@ -545,6 +546,10 @@ class BatchQueue(Entrance, Generic[T]):
         """The queue's running counts."""
         return self._counters
 
+    def close_up(self, partitions: int) -> CloseUp:
+        """What a page shows beyond the totals, of so many partitions; from any thread."""
+        return self._observer.close_up(partitions)
+
     def attach_inbox(self, inbox: ThreadInbox) -> None:
         """Collect from an inbox of other threads from now on."""
         self._inbox = inbox
@@ -768,7 +773,8 @@ class BatchQueue(Entrance, Generic[T]):
         `loop_lag` says how late the loop is. `age` is above 0 when only an older snapshot added up.
 
         Args:
-            totals: leave out partitions, workers, handlers and distributions, for who looks at hundreds of queues.
+            totals: leave out partitions, workers, handlers, distributions and `loop_lag`, for who looks at hundreds
+                of queues.
 
         Example:
             >>> import asyncio, threading, batchqueue_async as bq

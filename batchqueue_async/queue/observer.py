@@ -10,10 +10,20 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from batchqueue_async.queue.stats import Distribution, HandlerStats, PartitionStats, QueueStats, WorkerStats
+from batchqueue_async._support.registry import looked_at
+from batchqueue_async.queue.stats import (
+    CloseUp,
+    Distribution,
+    HandlerStats,
+    PartitionStats,
+    QueueStats,
+    WorkerStats,
+    used_ratio,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,6 +31,7 @@ if TYPE_CHECKING:
 
     from batchqueue_async.queue.dispatch import Dispatcher, HandlerEntry
     from batchqueue_async.queue.drain import DrainTask
+    from batchqueue_async.queue.partition import Partition
     from batchqueue_async.queue.ports import ThreadInbox
     from batchqueue_async.queue.router import PartitionRouter
     from batchqueue_async.queue.shutdown import Shutdown
@@ -118,9 +129,9 @@ class QueueObserver(Generic[T]):
         """A snapshot, from any thread; never waits for the loop.
 
         Args:
-            totals: leave out partitions, workers, handlers and distributions: a tenth of the work.
+            totals: leave out partitions, workers, handlers, distributions and the lag: a tenth of the work.
         """
-        lag = self._probe.lag()
+        lag = 0.0 if totals else self._probe.lag()
         for look in range(LOOKS):
             if look:
                 time.sleep(0)  # let the loop finish the step that it is in
@@ -134,43 +145,75 @@ class QueueObserver(Generic[T]):
         read_at, last = self._last[totals]
         return replace(last, age=time.monotonic() - read_at, loop_lag=lag)
 
+    def _settled(self) -> int | None:
+        """How many items have ever come in, where no worker has anything to do; None where one has.
+
+        Whatever came in has an outcome then, and nobody need look at the partitions. A reader may come while one of
+        them goes from one worker to another: neither has anything to do with it, and fewer came in than before. Then
+        it is None, too.
+        """
+        for drain in self._drains:
+            if drain.round is not None or drain.ready:
+                return None
+        router, counters, report = self._router, self._counters, self._shutdown.report
+        if self._inbox is not None or router.migrations or router.partitions[0].byte_room is not None:
+            return None
+        accepted = counters.handled + counters.failed + counters.unhandled + counters.dropped_after
+        accepted += 0 if report is None else len(report.undelivered)
+        return accepted if accepted >= self._last[True][1].accepted else None
+
+    def _same(self, last: QueueStats) -> bool:
+        """Whether what may change while nothing comes in is what it was."""
+        counters, errors = self._counters, self._dispatcher.errors
+        return (
+            counters.refused == last.refused
+            and counters.dropped_before == last.dropped_before
+            and len(self._router.partitions) * self._capacity == last.capacity
+            and errors.last() == last.last_error
+        )
+
+    def close_up(self, most: int) -> CloseUp:
+        """What a page shows of the queue beyond its totals, from any thread; a fifth of the work of all numbers.
+
+        Args:
+            most: of how many partitions.
+        """
+        router, drains = self._router, tuple(self._drains)
+        partitions = tuple(router.partitions)
+        return CloseUp(
+            waits=looked_at(self._latency.summary),
+            busy=sum([each.in_flight > 0 for each in drains]),
+            workers=len(drains),
+            handlers=tuple([each.label for each in looked_at(self._dispatcher.all_entries)]),
+            partitions=tuple([_fill(each) for each in partitions[:most]]),
+            more_partitions=max(0, len(partitions) - most),
+        )
+
     def read(self, loop_lag: float = 0.0, *, totals: bool = False) -> QueueStats:
         """The numbers as they stand; with `totals` those of the queue as a whole alone."""
         counters, report, inbox = self._counters, self._shutdown.report, self._inbox
-        used = sum(len(migration.items) for migration in tuple(self._router.migrations))
-        # What threads have put in and the loop has not collected is accepted, and waits.
-        used += 0 if inbox is None else inbox.uncollected()
-        accepted = used + counters.dropped_at_door
-        used_bytes, since = 0, math.inf
-        capacities: list[int] = []
-        shown: list[PartitionStats] = []
-        partitions = tuple(self._router.partitions)
-        for each in partitions:
-            # Each number is read once: what is added up is what is shown.
-            inside, removed, room = each.qsize(), each.removed, each.byte_room
-            bytes_inside = 0 if room is None else room.used + room.held
-            used += inside
-            accepted += removed + inside
-            used_bytes += bytes_inside
-            if inside:
-                since = min(since, each.since)
-            if room is not None:
-                capacities.append(room.limit)
-            if not totals:
-                shown.append(
-                    PartitionStats(
-                        index=each.index,
-                        used=inside,
-                        capacity=each.capacity,
-                        accepted=removed + inside,
-                        owner=each.owner.index if each.owner is not None else -1,
-                        waiting=each.waiting,
-                        used_bytes=bytes_inside,
-                        capacity_bytes=None if room is None else room.limit,
-                    )
-                )
-        drains = tuple(self._drains)
-        in_flight = [each.in_flight for each in drains]
+        partitions, drains = tuple(self._router.partitions), tuple(self._drains)
+        settled = self._settled() if totals else None
+        if settled is not None:
+            accepted, used, since, in_flight, rooms = settled, 0, math.inf, [0], None
+            inside = removed = []
+            last = self._last[True][1]
+            if settled == last.accepted and not (last.used or last.in_flight) and self._same(last):
+                return last
+        else:
+            # Each number is read once: what is added up is what is shown. Those that have left come first: if items
+            # are taken between the two, the sums don't add up and it is seen; the other way they'd be counted twice.
+            removed = [each.removed for each in partitions]
+            inside = [each.qsize() for each in partitions]
+            used = sum(inside)
+            for migration in tuple(self._router.migrations):
+                used += len(migration.items)
+            if inbox is not None:
+                used += inbox.uncollected()  # what the loop has not collected is accepted, and waits
+            accepted = used + sum(removed) + counters.dropped_at_door
+            since = _oldest(partitions, inside) if used else math.inf
+            rooms = None if partitions[0].byte_room is None else [_bytes(each) for each in partitions]
+            in_flight = [each.in_flight for each in drains]
         return QueueStats(
             name=self._name,
             attempted=accepted + counters.refused + counters.dropped_before,
@@ -186,17 +229,51 @@ class QueueObserver(Generic[T]):
             used=used,
             capacity=len(partitions) * self._capacity,
             oldest_age=max(0.0, drains[0].clock() - since) if since < math.inf else 0.0,
-            partitions=tuple(shown),
+            partitions=()
+            if totals
+            else tuple(map(_partition, partitions, inside, removed, rooms or repeat((0, None)))),
             workers=() if totals else tuple(map(_worker, drains, in_flight)),
             batch_sizes=NOTHING if totals else self._sizes.summary(),
             queue_latency=NOTHING if totals else self._latency.summary(),
             loop_lag=loop_lag,
             handlers=() if totals else tuple(map(_handler, self._dispatcher.all_entries())),
             last_error=self._dispatcher.errors.last(),
-            used_bytes=used_bytes,
-            capacity_bytes=sum(capacities) if capacities else None,
+            used_bytes=0 if rooms is None else sum(used for used, _ in rooms),
+            capacity_bytes=None if rooms is None else sum(limit or 0 for _, limit in rooms),
             wake_ups=0 if inbox is None else inbox.wake_ups,
         )
+
+
+def _fill(each: Partition[Any]) -> tuple[float, int]:
+    """How full a partition is, and the worker that drains it."""
+    used_bytes, capacity_bytes = _bytes(each)
+    owner = each.owner
+    return used_ratio(each.qsize(), each.capacity, used_bytes, capacity_bytes), -1 if owner is None else owner.index
+
+
+def _oldest(partitions: Sequence[Partition[Any]], inside: Sequence[int]) -> float:
+    """When the oldest item came that waits in a partition."""
+    return min([each.since for each, count in zip(partitions, inside, strict=True) if count], default=math.inf)
+
+
+def _bytes(each: Partition[Any]) -> tuple[int, int | None]:
+    """What the items of a partition take, and may take, where it is bounded by bytes."""
+    room = each.byte_room
+    return (0, None) if room is None else (room.used + room.held, room.limit)
+
+
+def _partition(each: Partition[Any], inside: int, removed: int, sizes: tuple[int, int | None]) -> PartitionStats:
+    used_bytes, capacity_bytes = sizes
+    return PartitionStats(
+        index=each.index,
+        used=inside,
+        capacity=each.capacity,
+        accepted=removed + inside,
+        owner=each.owner.index if each.owner is not None else -1,
+        waiting=each.waiting,
+        used_bytes=used_bytes,
+        capacity_bytes=capacity_bytes,
+    )
 
 
 def _worker(each: DrainTask[Any], in_flight: int) -> WorkerStats:

@@ -210,7 +210,8 @@ class Distribution:
         )
 
 
-def _used_ratio(used: int, capacity: int, used_bytes: int, capacity_bytes: int | None) -> float:
+def used_ratio(used: int, capacity: int, used_bytes: int, capacity_bytes: int | None) -> float:
+    """How full something is, from 0 to 1: by items or by bytes, whichever is more."""
     return max(used / capacity, used_bytes / capacity_bytes if capacity_bytes else 0.0)
 
 
@@ -245,7 +246,7 @@ class PartitionStats:
     @property
     def used_ratio(self) -> float:
         """How full the partition is, from 0 to 1: by items or by bytes, whichever is more."""
-        return _used_ratio(self.used, self.capacity, self.used_bytes, self.capacity_bytes)
+        return used_ratio(self.used, self.capacity, self.used_bytes, self.capacity_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,11 +385,31 @@ class QueueStats:
     @property
     def used_ratio(self) -> float:
         """How full the queue is, from 0 to 1: by items or by bytes, whichever is more."""
-        return _used_ratio(self.used, self.capacity, self.used_bytes, self.capacity_bytes)
+        return used_ratio(self.used, self.capacity, self.used_bytes, self.capacity_bytes)
 
     def top(self, n: int) -> tuple[PartitionStats, ...]:
         """The `n` fullest partitions, fullest first."""
         return tuple(sorted(self.partitions, key=lambda each: (-each.used, each.index))[:n])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseUp:
+    """What a page shows of a queue beyond its totals.
+
+    Attributes:
+        waits: seconds from produce to handler, as `QueueStats.queue_latency`.
+        busy: workers with items in hand; workers: all of them.
+        handlers: their names.
+        partitions: how full each is, from 0 to 1, and the number of the worker that drains it.
+        more_partitions: how many are not among them.
+    """
+
+    waits: Distribution
+    busy: int
+    workers: int
+    handlers: tuple[str, ...]
+    partitions: tuple[tuple[float, int], ...]
+    more_partitions: int
 
 
 @dataclass(frozen=True, slots=True)

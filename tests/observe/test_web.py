@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -23,8 +25,10 @@ from starlette.routing import Mount
 
 import batchqueue_async as bq
 from batchqueue_async import observe
+from batchqueue_async.observe import observer as observer_module
 from batchqueue_async.observe import server as server_module
 from batchqueue_async.observe.client import OpsClient, find_processes
+from batchqueue_async.observe.dashboard import Frame
 from batchqueue_async.observe.observer import Observer
 
 pytestmark = pytest.mark.real_time
@@ -375,6 +379,92 @@ def test_one_look_serves_all_who_ask_at_once():
     assert observer.frame() is not frame
 
 
+async def test_w_1_a_viewer_gets_each_frame_once_however_often_they_come(monkeypatch):
+    """Frames of a busy process come up to 1.5 s apart."""
+    monkeypatch.setattr(observer_module, "FRAMES_SHARE", math.inf)
+    monkeypatch.setattr(observer_module, "SLOWEST_FRAMES", 1.3)
+    observer = Observer()
+    monkeypatch.setattr(observer_module, "FRAME_EVERY", 0.0)
+    application, times, parted = observe.asgi(observer=observer), [], asyncio.Event()
+
+    async def receive():
+        await parted.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if message.get("body", b"").startswith(b"data: "):
+            times.append(json.loads(message["body"].removeprefix(b"data: "))["t"])
+        if len(times) >= 3:
+            parted.set()
+
+    scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "headers": []}
+    await application(scope, receive, send)
+    assert times == sorted(set(times))
+    assert len(observer.history()) - len(times) in {0, 1}  # nothing was left out either
+
+
+async def test_viewers_share_a_frame_and_its_text(monkeypatch):
+    observer = Observer()
+    made = []
+    real = observer.as_json
+    monkeypatch.setattr(observer, "as_json", lambda value: made.append(value) or real(value))
+    application, bodies, parted = observe.asgi(observer=observer), [], asyncio.Event()
+
+    async def receive():
+        await parted.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if message.get("body", b"").startswith(b"data: "):
+            bodies.append(message["body"])
+            if len(bodies) == 50:
+                parted.set()
+
+    scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "headers": []}
+    await asyncio.gather(*(application(scope, receive, send) for _ in range(50)))
+    frames = [each for each in made if isinstance(each, Frame)]
+    assert len(frames) == len(set(bodies)) < 3  # a second one where they took longer than a frame
+
+
+async def test_a_frame_looks_at_no_partition_of_a_queue_that_rests():
+    """What is looked at by each frame, counted: with hundreds of queues that is what a page costs."""
+    async with bq.BatchQueueManager() as manager:
+        config = bq.QueueConfig(
+            consumer=taken, partitions=bq.PartitionPolicy.fixed(16), selector=bq.round_robin(), max_idle=60.0
+        )
+        queues = [manager.create(f"rest-{number}", config) for number in range(100)]
+        now = 0.0
+        observer = Observer(manager, clock=lambda: now)
+        observer.frame()
+        counts = {}
+        for fed in (True, False):
+            if fed:
+                for queue in queues:
+                    await queue.produce_many(range(20))
+                    await queue.flush()
+            calls: Counter[str] = Counter()
+            now += 10.0
+
+            def count(frame, event, _, calls=calls):
+                if event == "call":
+                    calls[frame.f_code.co_name] += 1
+
+            sys.setprofile(count)
+            try:
+                observer.frame()
+            finally:
+                sys.setprofile(None)
+            counts[fed] = calls
+        for calls in counts.values():
+            assert calls["qsize"] == 24 * 16  # of those that are shown
+            assert calls["peek"] == 2 * 100
+        assert max(calls.total() for calls in counts.values()) / 100 < 70
+
+
+async def taken(batch):
+    pass
+
+
 def test_the_package_says_what_it_has():
     with pytest.raises(AttributeError, match="has no attribute 'server_'"):
         observe.server_  # noqa: B018
@@ -419,7 +509,7 @@ async def test_a_frame_reads_in_detail_what_it_shows_and_its_totals_are_those_of
         assert len(rows[1]["parts"]) == busy.partition_count
         # Whoever asks for everything is not given what was read for the page.
         snapshot, _status = observer.look()
-        assert all(view.detailed and view.stats.partitions for view in snapshot.queues)
+        assert all(view.stats.partitions and view.close_up is None for view in snapshot.queues)
         for queue in queues:
             await queue.shutdown(timeout=0.0)
 

@@ -14,6 +14,7 @@ from queue_tools import Item, make
 
 import batchqueue_async as bq
 from batchqueue_async.queue import observer
+from batchqueue_async.queue.partition import Partition
 from batchqueue_async.testing import RecordingHandler, advance, settle
 
 
@@ -107,6 +108,49 @@ async def test_a_table_that_grows_while_it_is_read_is_read_again(monkeypatch):
 
     monkeypatch.setattr(observer.QueueObserver, "read", read)
     assert queue.peek().adds_up
+    await queue.shutdown()
+
+
+@pytest.mark.parametrize("totals", [False, True])
+async def test_c_23_items_that_are_taken_amid_a_look_are_not_counted_twice(monkeypatch, totals):
+    """A reader of another thread may be stopped between any two numbers, here after the first size that it reads."""
+    queue = make(consumer=RecordingHandler[Item](), partitions=bq.PartitionPolicy.fixed(1))
+    await queue.produce_many([Item(number) for number in range(10)])
+    (partition,), (drain, *_) = queue._router.partitions, queue._drains
+    real = Partition.qsize
+
+    def qsize(self):
+        size = real(self)
+        if drain.round is None:
+            monkeypatch.undo()
+            drain._take(drain._begin_round(), 0.0)
+        return size
+
+    monkeypatch.setattr(Partition, "qsize", qsize)
+    assert drain.ready  # else nobody asks for its size
+    stats = queue.peek(totals=totals)
+    assert (stats.accepted, stats.used, stats.in_flight) == (10, 0, 10)
+    drain.round.close()
+    drain.round, partition.in_flight = None, 0
+    queue.abandon()
+
+
+async def test_a_partition_on_its_way_from_one_worker_to_another_is_not_overlooked():
+    """Between the two nobody has anything to do, and what waits has no outcome."""
+    queue = make(consumer=RecordingHandler[Item](), workers=bq.WorkerPolicy.fixed(2), selector=bq.round_robin())
+    await queue.produce_many([Item(number) for number in range(10)])
+    before = queue.peek(totals=True)
+    held = [(drain, list(drain.ready)) for drain in queue._drains]
+    for drain, ready in held:
+        drain.ready.clear()
+        assert ready
+    assert queue.peek(totals=True) == before
+    for drain, ready in held:
+        drain.ready.extend(ready)
+    await queue.flush()
+    done = queue.peek(totals=True)
+    assert (done.accepted, done.handled, done.used) == (10, 10, 0)
+    assert queue.peek(totals=True) is done  # nothing has changed
     await queue.shutdown()
 
 

@@ -415,6 +415,9 @@ class World:
         stats = self.queue.stats()
         done = stats.handled + stats.failed + stats.unhandled + stats.dropped_after + stats.undelivered
         self.expect(stats.accepted == done + stats.in_flight + stats.used, f"counters do not add up: {stats}")
+        totals = self.queue.peek(totals=True)
+        for each in ("attempted", "accepted", "handled", "used", "in_flight", "dropped_after", "undelivered"):
+            self.expect(getattr(totals, each) == getattr(stats, each), f"totals have another {each}: {totals}, {stats}")
         low = len(self.accepted)
         high = low + len(self.unsure)
         self.expect(low <= stats.accepted <= high, f"accepted={stats.accepted}, the model has {low} to {high}")
