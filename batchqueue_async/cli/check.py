@@ -24,7 +24,10 @@ def make() -> Command:
     params = [
         *run.file_params(),
         flag("--no-env", "leave out what this machine need not have: variables, secrets, packages, the program's code"),
-        flag("--connect", "open each sink and connect to each source, send and consume nothing"),
+        flag(
+            "--connect",
+            "open each sink, connect to each source and to the collector of traces; send and consume nothing",
+        ),
         flag("--json", "JSON, one document"),
         flag("--strict", "warnings are errors"),
     ]

@@ -1,13 +1,14 @@
-"""Whether what a file names can be reached: each sink is opened and closed, each broker's port is tried."""
+"""Whether what a file names can be reached: sinks are opened and closed, the ports of brokers and collectors tried."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from batchqueue_async._support.redaction import without_credentials
 from batchqueue_async.errors import ConfigFault
+from batchqueue_async.service import spans
 from batchqueue_async.service.building import Builder
 from batchqueue_async.service.file.rules import is_reference
 from batchqueue_async.sinks.secrets import resolve
@@ -34,19 +35,32 @@ async def connect(spec: ServiceSpec, app: App, *, timeout: float) -> list[Config
     """Try everything at the same time; what can't be reached."""
     builder = Builder(spec, app)
     sinks = builder.sinks()
-    tries: list[tuple[str, str, Coroutine[Any, Any, Any]]] = [
-        (f"sinks.{name}", spec.sinks[name].origin, _open(sink)) for name, sink in sinks.items()
-    ]
+    tries = [_Try(f"sinks.{name}", spec.sinks[name].origin, _open(sink)) for name, sink in sinks.items()]
     for name, source in spec.sources.items():
-        tries += [(f"sources.{name}", source.origin, _reach(each)) for each in addresses_of(source.values)]
-    outcomes = await asyncio.gather(*(_within(each, timeout) for *_, each in tries))
+        tries += [_Try(f"sources.{name}", source.origin, _reach(each)) for each in addresses_of(source.values)]
+    for host, port in spans.collectors(spec):
+        collector = f"sends to {host}:{port}, which "
+        origin = spec.origins.get("observe.traces", "")
+        tries.append(_Try("observe.traces", origin, _reach((host, port)), collector, spans.ENDPOINT))
+    outcomes = await asyncio.gather(*(_within(each.work, timeout) for each in tries))
     return [
         ConfigFault(
-            path=path, rule=f"can't be reached: {problem}", way_out="start it, or correct the address", origin=at
+            path=each.path,
+            rule=f"{each.who}can't be reached: {problem}",
+            way_out=f"start it, or correct {each.address}",
+            origin=each.origin,
         )
-        for (path, at, _), problem in zip(tries, outcomes, strict=True)
+        for each, problem in zip(tries, outcomes, strict=True)
         if problem is not None
     ]
+
+
+class _Try(NamedTuple):
+    path: str
+    origin: str
+    work: Coroutine[Any, Any, Any]
+    who: str = ""
+    address: str = "the address"
 
 
 async def _within(work: Coroutine[Any, Any, Any], timeout: float) -> str | None:

@@ -12,6 +12,7 @@ import threading
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from batchqueue_async._support import log, tracing
@@ -20,6 +21,7 @@ from batchqueue_async._support.wording import nearest, short
 from batchqueue_async.errors import ConfigError, ConfigFault
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from importlib.metadata import EntryPoint
 
     from batchqueue_async.observe.traces import Traces
@@ -30,6 +32,11 @@ LAST_SPANS = 5.0
 _EXPORTERS = "OTEL_TRACES_EXPORTER"
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _BY_PROTOCOL = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ENDPOINT)
+# Where there is no variable, and where a URL has no port; gRPC has the one port for both.
+_DEFAULTS = {"otlp_proto_grpc": "http://localhost:4317", "otlp_proto_http": "http://localhost:4318"}
+_PORTS = {"otlp_proto_grpc": {"http": 4317, "https": 4317}, "otlp_proto_http": {"http": 80, "https": 443}}
 
 _ended: WeakSet[Any] = WeakSet()
 """Providers of services that have ended: OpenTelemetry keeps the first that is set for as long as the process runs."""
@@ -107,6 +114,27 @@ class Spans:
             log.warning("traces_not_sent", reason=f"the collector has not taken the last spans within {within:.3g} s")
 
 
+def collectors(spec: ServiceSpec) -> list[tuple[str, int]]:
+    """Where the spans of a file go over the network: hosts and ports, as far as OpenTelemetry's variables say it.
+
+    None for spans that go to the program's own provider, or to exporters of other protocols.
+    """
+    if not wanted(spec) or _provider_of_the_program() is not None:
+        return []
+    found: list[tuple[str, int]] = []
+    for name in [each.name for each in _entries() if each.name in _DEFAULTS]:
+        given = _variable(_ENDPOINTS) or _DEFAULTS[name]
+        parts = urlsplit(given if "://" in given else f"http://{given}")
+        if parts.hostname and parts.scheme in _PORTS[name]:
+            found.append((parts.hostname, parts.port or _PORTS[name][parts.scheme]))
+    return found
+
+
+def _variable(names: Iterable[str]) -> str | None:
+    """The first of OpenTelemetry's variables that is set."""
+    return next((os.environ[each].strip() for each in names if os.environ.get(each, "").strip()), None)
+
+
 def _fault(spec: ServiceSpec, error: ConfigError) -> ConfigFault:
     rule, _, way_out = str(error).rpartition("; ")
     return ConfigFault(path="observe.traces", rule=rule, way_out=way_out, origin=spec.origins.get("observe.traces", ""))
@@ -154,12 +182,8 @@ def _exporters() -> list[Any]:
             "needs OpenTelemetry's SDK and an exporter, or a tracer provider that the program sets; run: "
             "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from None
-    names = [each.strip() for each in (os.environ.get(_EXPORTERS, "").strip() or "otlp").split(",")]
     made: list[Any] = []
-    for name in names:
-        if name == "none":
-            continue
-        entry = _entry(name)
+    for entry in _entries():
         try:
             made.append(entry.load()())
         except Exception as error:
@@ -170,9 +194,14 @@ def _exporters() -> list[Any]:
     return made
 
 
+def _entries() -> list[EntryPoint]:
+    names = [each.strip() for each in (os.environ.get(_EXPORTERS, "").strip() or "otlp").split(",")]
+    return [_entry(name) for name in names if name != "none"]
+
+
 def _entry(name: str) -> EntryPoint:
     known = {each.name: each for each in entry_points(group="opentelemetry_traces_exporter")}
-    protocol = next((os.environ[each].strip() for each in _PROTOCOLS if os.environ.get(each, "").strip()), None)
+    protocol = _variable(_PROTOCOLS)
     if name == "otlp":
         if protocol is not None and protocol not in _BY_PROTOCOL:
             raise ConfigError(

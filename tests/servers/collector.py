@@ -12,12 +12,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .base import CACHE, Server, UnavailableError, lock
+from .base import CACHE, Server, UnavailableError, free_port, lock
 
 SOURCES = Path(__file__).with_name("otelcol")
 
 CONFIG = """
-receivers: {{otlp: {{protocols: {{grpc: {{endpoint: "{address}"}}}}}}}}
+receivers: {{otlp: {{protocols: {{grpc: {{endpoint: "{address}"}}, http: {{endpoint: "{http_address}"}}}}}}}}
 exporters:
   otlp:
     endpoint: "{target}"
@@ -39,10 +39,13 @@ class CollectorServer(Server):
     def __init__(self, target: str) -> None:
         super().__init__()
         self.target = target
+        self.http_address = f"127.0.0.1:{free_port()}"
 
     def prepare(self) -> None:
         self.program = built()
-        (self.directory / "config.yaml").write_text(CONFIG.format(address=self.address, target=self.target))
+        (self.directory / "config.yaml").write_text(
+            CONFIG.format(address=self.address, http_address=self.http_address, target=self.target)
+        )
 
     def command(self) -> list[str]:
         return [str(self.program), f"--config=file:{self.directory}/config.yaml"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -36,8 +37,8 @@ ROWS = "queues: {rows: {handler: taken}}\n"
 def here(tmp_path, monkeypatch):
     """A directory of its own, none of OpenTelemetry's variables, and no provider in this process."""
     monkeypatch.chdir(tmp_path)
-    for name in ("TRACES_EXPORTER", "EXPORTER_OTLP_ENDPOINT", "EXPORTER_OTLP_PROTOCOL", "SERVICE_NAME"):
-        monkeypatch.delenv(f"OTEL_{name}", raising=False)
+    for name in [each for each in os.environ if each.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setattr(api, "_TRACER_PROVIDER", None)
     monkeypatch.setattr(api, "_TRACER_PROVIDER_SET_ONCE", Once())
     yield
@@ -84,7 +85,8 @@ def wait_for(grpc_server, *names):
 
 
 @pytest.mark.timeout(600)  # the Collector is built when the first test asks for it
-def test_a_service_sends_its_spans_to_a_collector(collector, grpc_server):
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_service_sends_its_spans_to_a_collector(collector, grpc_server, protocol):
     """Those of handlers go with them, those that are left out do not; a reload that changes it is refused whole."""
     text = (
         "service: {name: shop}\n"
@@ -93,8 +95,10 @@ def test_a_service_sends_its_spans_to_a_collector(collector, grpc_server):
         "exporters: {e: {sink: fed, overflow: block}}\n"
         "sinks: {fed: {type: code, use: feeds_one}}\n"
     )
-    target = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}", "OTEL_BSP_SCHEDULE_DELAY": "50"}
-    with Running(text, **target) as service:
+    address = collector.address if protocol == "grpc" else collector.http_address
+    variables = {"ENDPOINT": f"http://{address}", "PROTOCOL": protocol}
+    target = {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in variables.items()}
+    with Running(text, **target, OTEL_BSP_SCHEDULE_DELAY="50") as service:
         found = wait_for(grpc_server, "process q", "own")
         assert service.process.stdout.readline() == "written\n"
         Path("s.yaml").write_text(text.replace("skip: [rows]", "skip: [q]"))
@@ -264,6 +268,75 @@ def test_variables_that_can_not_be_met_are_told(capsys, monkeypatch, variables, 
     code, said = check(capsys)
     assert code == 1
     assert words in said
+
+
+# --- whether the collector is there
+
+
+@pytest.fixture
+def listener():
+    """A port that takes connections; what came, when it is closed, is in its list."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def unused_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize("name", ["EXPORTER_OTLP_ENDPOINT", "EXPORTER_OTLP_TRACES_ENDPOINT"])
+def test_check_connects_to_the_collector_and_sends_nothing(capsys, monkeypatch, listener, protocol, name):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    if "TRACES" in name:  # the one for traces comes first
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{unused_port()}")
+    monkeypatch.setenv(f"OTEL_{name}", f"http://127.0.0.1:{listener.getsockname()[1]}")
+    assert check(capsys, "--connect") == (0, "s.yaml: 1 queue; fine\n")
+    listener.settimeout(60)
+    connection, _ = listener.accept()
+    with connection:
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_check_names_a_collector_that_is_away(capsys, monkeypatch, protocol):
+    port = unused_port()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://somebody:secret@127.0.0.1:{port}")
+    assert check(capsys)[0] == 0  # nobody asked for it
+    code, said = check(capsys, "--connect")
+    assert code == 1
+    assert said.startswith("s.yaml:1:")
+    assert f"observe.traces sends to 127.0.0.1:{port}, which can't be reached: " in said
+    assert "start it, or correct OTEL_EXPORTER_OTLP_ENDPOINT" in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "addresses"),
+    [
+        ({}, [("localhost", 4317)]),
+        ({"EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, [("localhost", 4318)]),
+        ({"EXPORTER_OTLP_ENDPOINT": "otel:4317"}, [("otel", 4317)]),
+        ({"EXPORTER_OTLP_ENDPOINT": "https://otel"}, [("otel", 4317)]),
+        ({"EXPORTER_OTLP_ENDPOINT": "https://otel", "EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, [("otel", 443)]),
+        ({"EXPORTER_OTLP_TRACES_ENDPOINT": "http://[::1]:9/x"}, [("::1", 9)]),
+        ({"EXPORTER_OTLP_ENDPOINT": "unix:///run/otel.sock"}, []),
+        ({"TRACES_EXPORTER": "none"}, []),
+        ({"TRACES_EXPORTER": "console"}, []),
+    ],
+)
+def test_where_the_collector_is(monkeypatch, variables, addresses):
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OTEL_{name}", value)
+    assert spans.collectors(spec_of(QUIET + ROWS)) == addresses
+
+
+def test_nobody_knows_where_the_programs_own_provider_sends(monkeypatch, provider):
+    api.set_tracer_provider(provider)
+    assert spans.collectors(spec_of(QUIET + ROWS)) == []
+    assert spans.collectors(spec_of("observe: {enabled: false}\n" + ROWS)) == []
 
 
 async def test_a_program_that_traces_by_itself_is_told(app, provider):
