@@ -28,6 +28,8 @@ from batchqueue_async.sinks.secrets import Secret
 
 try:
     import uvicorn
+
+    from batchqueue_async.observe.connections import Connection
 except ImportError as error:  # pragma: no cover - the tests have it
     raise ConfigError(
         "batchqueue_async.observe: serve() needs uvicorn; run: pip install 'batchqueue-async[service]'"
@@ -152,7 +154,7 @@ class OpsServer:
             proxy_headers=False,
             ws="none",
             timeout_graceful_shutdown=1,
-            limit_concurrency=64,
+            http=Connection,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="batchqueue-ops", daemon=True)

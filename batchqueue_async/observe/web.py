@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +47,12 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 COOKIE = "batchqueue_token"
+_HOST = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<name>[^:\[\]@/]+))(?::[0-9]*)?")
 # What says nothing of the program but that it lives: probes need no token for it.
 _OPEN = ("/livez", "/healthz", "/readyz")
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+MOST_VIEWERS = 64
+"""Pages that are sent frames at once."""
 _LEAST_WAIT = 0.01
 
 
@@ -148,10 +152,9 @@ class _Guard:
 
 
 def _host(header: str) -> str:
-    """The host's name without its port."""
-    if header.startswith("["):
-        return header.partition("]")[0].removeprefix("[").lower()
-    return header.rpartition(":")[0].lower() if ":" in header else header.lower()
+    """The host's name without its port; empty where it is none."""
+    found = _HOST.fullmatch(header)
+    return "" if found is None else (found["six"] or found["name"]).lower()
 
 
 def _cookie(header: str) -> str:
@@ -172,6 +175,32 @@ def _text(text: str, status: int = 200, headers: dict[str, str] | None = None) -
     return Response(text, status, headers, media_type="text/plain")
 
 
+class _Viewers:
+    """How many pages are sent frames now."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Frames(StreamingResponse):
+    """Frames for one page, or the answer that there are too many."""
+
+    def __init__(self, frames: AsyncIterator[bytes], viewers: _Viewers) -> None:
+        super().__init__(frames, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._viewers = viewers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._viewers.count >= MOST_VIEWERS:
+            refusal = _text(f"{MOST_VIEWERS} viewers are sent frames already; close one of them\n", 503)
+            await refusal(scope, receive, send)
+            return
+        self._viewers.count += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._viewers.count -= 1
+
+
 class _Pages:
     """What is answered to whom asks; everything is read from the observer."""
 
@@ -179,6 +208,7 @@ class _Pages:
         self._observer = observer
         # The frame that was sent last, as text: a hundred viewers are sent the same.
         self._sent: tuple[Frame, bytes] | None = None
+        self._viewers = _Viewers()
 
     def _json(self, value: object, status: int = 200) -> Response:
         return Response(self._observer.as_json(value), status, media_type="application/json")
@@ -193,15 +223,15 @@ class _Pages:
         return Response(text, headers={"Content-Type": OPEN_METRICS if open_metrics else TEXT})
 
     async def livez(self, _: Request) -> Response:
-        status = self._observer.look()[1]
+        status = self._observer.glance()[1]
         return self._json({"live": status.live}, 200 if status.live else 503)
 
     async def readyz(self, _: Request) -> Response:
-        status = self._observer.look()[1]
+        status = self._observer.glance()[1]
         return self._json({"ready": status.ready, "phase": status.phase}, 200 if status.ready else 503)
 
     async def status(self, request: Request) -> Response:
-        snapshot, status = self._observer.look()
+        snapshot, status = self._observer.glance()
         wanted = request.query_params.get("component")
         if wanted is None:
             return self._json(
@@ -225,7 +255,7 @@ class _Pages:
         return self._json(snapshot)
 
     async def events(self, _: Request) -> Response:
-        return StreamingResponse(self._frames(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        return _Frames(self._frames(), self._viewers)
 
     async def _frames(self) -> AsyncIterator[bytes]:
         observer = self._observer

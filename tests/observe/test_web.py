@@ -25,6 +25,7 @@ from starlette.routing import Mount
 
 import batchqueue_async as bq
 from batchqueue_async import observe
+from batchqueue_async.observe import connections, web
 from batchqueue_async.observe import observer as observer_module
 from batchqueue_async.observe import server as server_module
 from batchqueue_async.observe.client import OpsClient, find_processes
@@ -103,8 +104,14 @@ def test_open_metrics_when_it_is_asked_for(url):
     assert list(parse_open(body.decode()))
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
-def test_a_foreign_host_name_is_refused(url, host):
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost:80@evil.example", "localhost:x"),
+        *("[::1", "[::1]evil.example", "localhost/evil.example"),
+    ],
+)
+def test_w_3_a_foreign_host_name_is_refused(url, host):
     assert status_of(url + "/status", Host=host) == 421
 
 
@@ -401,6 +408,90 @@ async def test_w_1_a_viewer_gets_each_frame_once_however_often_they_come(monkeyp
     await application(scope, receive, send)
     assert times == sorted(set(times))
     assert len(observer.history()) - len(times) in {0, 1}  # nothing was left out either
+
+
+@pytest.fixture
+def connect():
+    """Connections to an ops thread, which are closed at the end."""
+    opened = []
+
+    def open_one(url, text=b""):
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        connection = socket.create_connection((host, int(port)))
+        opened.append(connection)
+        connection.settimeout(60)
+        connection.sendall(text)
+        return connection
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /livez HTTP/1.1\r\nHost: loc", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET"]
+)
+def test_w_2_probes_are_answered_however_many_connections_say_nothing(connect, sent):
+    with observe.serve("127.0.0.1:0") as ops:
+        silent = [connect(ops.urls[0], sent) for _ in range(connections.MOST_CONNECTIONS + 20)]
+        assert ask(ops.urls[0] + "/livez")[0] == 200
+        if sent.endswith(b"GET"):
+            assert silent[0].recv(1) == b"H"  # what was asked whole has its answer
+        while silent[0].recv(65536):  # the oldest made room
+            pass
+
+
+def test_w_2_a_request_may_not_take_for_ever(connect, monkeypatch):
+    monkeypatch.setattr(connections, "REQUEST_WITHIN", 0.2)
+    with observe.serve("127.0.0.1:0") as ops:
+        for sent in (b"", b"GET /li", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGE"):
+            silent = connect(ops.urls[0], sent)
+            try:
+                while silent.recv(65536):
+                    pass
+            except ConnectionResetError:
+                pass
+        viewer = connect(ops.urls[0], b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        seen = b""
+        while seen.count(b"\ndata: ") < 3:  # longer than that, and still there
+            seen += viewer.recv(65536)
+
+
+def test_w_2_viewers_have_a_bound_and_leave_their_places(connect, monkeypatch):
+    monkeypatch.setattr(web, "MOST_VIEWERS", 3)
+    asked = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with observe.serve("127.0.0.1:0") as ops:
+        viewers = [connect(ops.urls[0], asked) for _ in range(20)]
+        firsts = [each.recv(12) for each in viewers]
+        assert sorted(firsts) == [b"HTTP/1.1 200"] * 3 + [b"HTTP/1.1 503"] * 17
+        assert ask(ops.urls[0] + "/livez")[0] == 200
+        for each in viewers:
+            each.close()
+        while connect(ops.urls[0], asked).recv(12) != b"HTTP/1.1 200":
+            time.sleep(0.05)  # the thread hears of it in its own time
+
+
+async def test_w_4_probes_read_of_each_queue_its_totals_alone(monkeypatch):
+    """With thousands of queues everything takes seconds to read, which a probe does not wait."""
+    asked = []
+    real = bq.BatchQueue.peek
+    monkeypatch.setattr(
+        bq.BatchQueue, "peek", lambda self, *, totals=False: asked.append(totals) or real(self, totals=totals)
+    )
+    async with bq.BatchQueueManager() as manager:
+        manager.create("probed", bq.QueueConfig(consumer=taken))
+        for path in ("/livez", "/healthz", "/readyz", "/status", "/status?component=queue/probed"):
+            pages = observe.asgi(observer=Observer(manager))
+            answers = []
+
+            async def send(message, answers=answers):
+                answers.append(message.get("status"))
+
+            where, _, query = path.partition("?")
+            scope = {"type": "http", "method": "GET", "path": where, "query_string": query.encode(), "headers": []}
+            await pages(scope, None, send)
+            assert answers[0] == 200
+        assert asked == [True] * 5
 
 
 async def test_viewers_share_a_frame_and_its_text(monkeypatch):
