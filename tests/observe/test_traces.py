@@ -124,6 +124,21 @@ async def test_a_span_for_each_call_of_a_handler(spans):
     assert contexts.get_current() == {}
 
 
+async def test_a_handler_links_its_span_to_the_producers_that_its_items_carry(spans, provider):
+    async def handle(batch):
+        for sender in batch:
+            api.get_current_span().add_link(sender)
+
+    tracer = provider.get_tracer("producer")
+    senders = []
+    for name in ("one", "two"):
+        with tracer.start_as_current_span(name):
+            senders.append(api.get_current_span().get_span_context())
+    await handled(senders, handle)
+    (found,) = [span for span in spans() if span.name == "process rows"]
+    assert [link.context for link in found.links] == senders
+
+
 async def test_handlers_by_type_have_their_own(spans):
     async def handle(batch):
         pass
