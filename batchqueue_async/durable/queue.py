@@ -46,7 +46,7 @@ from batchqueue_async.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from batchqueue_async.durable.dead_letters import DeadLetter
@@ -56,6 +56,10 @@ if TYPE_CHECKING:
 _LEASE_RECORDS = 1_000
 _LEASE_BYTES = 16 << 20
 _DEAD_LETTERS = 500
+# Dead letters that are put back at once: a few of these have to fit, so that each waits for a part of the room alone.
+_PARTS = 4
+_PART = 500
+_PART_BYTES = 16 << 20
 # A segment takes at most this part of what the file system has for the queue: a full disk is freed segment by segment.
 _DISK_SHARE = 16
 _LEAST_SEGMENT = 16 << 10
@@ -205,7 +209,7 @@ class DurableQueue:
             lock=lock,
         )
         dead_bytes = await self._call(self._reading, recovery.disk_bytes, self._files, self.path / recovery.DEAD)
-        self._graveyard = DeadLetterQueue(self._open_dead, self.put_many, clock=self._now_ns)
+        self._graveyard = DeadLetterQueue(self._open_dead, self.put_many, part=self._part_of_room(), clock=self._now_ns)
         state.room.count_dead_letters(dead_bytes, self._graveyard.disk_bytes)
         self._loader = Loader(self._files, self.path)
         self._leasing = leasing = LeaseManager(
@@ -524,23 +528,36 @@ class DurableQueue:
         self._check()
         return await self._graveyard.list(limit)
 
-    async def requeue_dead_letters(self, seqs: Iterable[int] | None = None) -> int:
+    async def requeue_dead_letters(
+        self, seqs: Iterable[int] | None = None, *, progress: Callable[[Sequence[int]], object] | None = None
+    ) -> int:
         """Put dead letters into the queue again, all or those with these numbers among the dead letters; how many.
 
-        Each gets a new sequence number. A crash in the middle leaves some of them in both places.
+        Each gets a new sequence number. A crash or a cancellation in the middle leaves some of them in both places.
+
+        Args:
+            seqs: their numbers among the dead letters.
+            progress: called with the numbers of those that have been put back, some at a time.
         """
         self._check()
-        return await self._graveyard.requeue(seqs)
+        return await self._graveyard.requeue(seqs, progress)
 
-    async def purge_dead_letters(self, seqs: Iterable[int] | None = None, *, before: float | None = None) -> int:
+    async def purge_dead_letters(
+        self,
+        seqs: Iterable[int] | None = None,
+        *,
+        before: float | None = None,
+        progress: Callable[[Sequence[int]], object] | None = None,
+    ) -> int:
         """Delete dead letters: all, those with these numbers, or those that died before this moment; how many.
 
         Args:
             seqs: their numbers among the dead letters.
             before: seconds since 1970.
+            progress: called with the numbers of those that have been deleted, some at a time.
         """
         self._check()
-        return await self._graveyard.purge(seqs, before)
+        return await self._graveyard.purge(seqs, before, progress)
 
     def hurry(self) -> None:
         """Make every record ready now that waits for the delay of its `nack`."""
@@ -556,6 +573,12 @@ class DurableQueue:
         self._check()
         self._pump.compact()
         self._compactor.press()
+
+    def _part_of_room(self) -> tuple[int, int]:
+        """Records and bytes that a put can hold which must not wait for more room than there ever is."""
+        most = self.config.max_records
+        size = min(self._most_bytes, self.config.usable_bytes, _PART_BYTES * _PARTS)
+        return (_PART if most is None else min(_PART, max(1, most // _PARTS))), max(1, int(size // _PARTS))
 
     def _open_dead(self) -> DurableQueue:
         self._check()

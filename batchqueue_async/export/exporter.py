@@ -27,6 +27,7 @@ from batchqueue_async.errors import (
     WrongLoopError,
 )
 from batchqueue_async.export.config import ExportConfig, frozen_differences
+from batchqueue_async.export.delivery.dead_letters import as_dead_letter
 from batchqueue_async.export.delivery.waiters import DeliveryWaiter, error_of
 from batchqueue_async.export.engine import Engine, ShutdownTimes
 from batchqueue_async.export.stats import ExporterStats, ExportReport
@@ -35,6 +36,7 @@ from batchqueue_async.sinks.base import require_sink
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from batchqueue_async.durable.dead_letters import DeadLetter
     from batchqueue_async.durable.queue import DurableQueue
     from batchqueue_async.export.control.breaker import BreakerState
     from batchqueue_async.export.delivery.sink_lifecycle import StartCheck
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 # How often `peek` looks for counts that add up, and for how many seconds those that did may stand for others.
 _LOOKS = 4
 _SEEN_FOR = 1.0
+_LETTERS_PER_STEP = 100
 
 
 class Exporter:
@@ -330,11 +333,41 @@ class Exporter:
         self.config = config
         log.info("exporter_reconfigured", exporter=self.name, workers=config.worker_count)
 
-    async def requeue_dead_letters(self, numbers: Sequence[int] | None = None) -> int:
+    async def dead_letters(self, limit: int = 500) -> list[DeadLetter]:
+        """The oldest records that were given up, with their reasons; they stay where they are.
+
+        With a path those on disk, and each payload as it is there; without one those that the report would have, in
+        the form that they would have on disk. None where another exporter takes them.
+
+        Example:
+            >>> import asyncio, batchqueue_async as bq
+            >>> from batchqueue_async.sinks.memory import MemorySink
+            >>> async def main() -> list[bq.DeadLetter]:
+            ...     async with bq.Exporter(MemorySink()) as exporter:
+            ...         return await exporter.dead_letters()
+            >>> asyncio.run(main())
+            []
+        """
+        self._check()
+        if self._engine.disk is not None:
+            return await self._engine.disk.queue.dead_letters(limit)
+        letters: list[DeadLetter] = []
+        for at, kept in enumerate(self._engine.dead_letters.kept(limit), 1):
+            letters.append(as_dead_letter(kept))
+            if at % _LETTERS_PER_STEP == 0:
+                await asyncio.sleep(0)
+        return letters
+
+    async def requeue_dead_letters(
+        self, numbers: Sequence[int] | None = None, *, progress: Callable[[Sequence[int]], object] | None = None
+    ) -> int:
         """Put records that were given up into the send queue again, while it runs; how many.
 
-        With a path those on disk, all or those with these numbers among the dead letters; without one those that the
-        report would have.
+        With a path those on disk, without one those that the report would have: all, or those with these numbers.
+
+        Args:
+            numbers: as `dead_letters` has them in `seq`.
+            progress: called with the numbers of those that have been put back, some at a time.
 
         Raises:
             QueueFullError: there is no room; the records stay dead letters.
@@ -342,25 +375,61 @@ class Exporter:
         self._check()
         engine = self._engine
         if engine.disk is not None:
-            count = await engine.disk.queue.requeue_dead_letters(numbers)
-            engine.puller.arrived(count)
-            return count
-        letters = engine.dead_letters.take()
+
+            def came_back(seqs: Sequence[int]) -> None:
+                engine.puller.arrived(len(seqs))
+                if progress is not None:
+                    progress(seqs)
+
+            return await engine.disk.queue.requeue_dead_letters(numbers, progress=came_back)
+        letters = engine.dead_letters.take(numbers)
         placed: list[Placed] = []
         try:
             if letters:
-                await self._put([record for record, _ in letters], placed)
+                await self._put([letter.record for letter in letters], placed)
         finally:
             # Whatever ended it, and wherever: what did not come in is a dead letter still.
             came_in = {place for each in placed for place in each.places}
             left = [letter for place, letter in enumerate(letters) if place not in came_in]
             engine.dead_letters.restore(left)
+            if came_in and progress is not None:
+                progress([letters[place].seq for place in sorted(came_in)])
         if left:
             raise QueueFullError(
                 f"exporter {self.name!r}: no room for {len(left)} of {len(letters)} dead letters, which "
                 f"overflow={self.config.overflow!r} would drop; they stay what they are. Put them back when there is"
             )
         return len(letters)
+
+    async def purge_dead_letters(
+        self,
+        numbers: Sequence[int] | None = None,
+        *,
+        before: float | None = None,
+        progress: Callable[[Sequence[int]], object] | None = None,
+    ) -> int:
+        """Delete records that were given up, while it runs; how many.
+
+        With a path those on disk, without one those that the report would have.
+
+        Args:
+            numbers: as `dead_letters` has them in `seq`; all when None.
+            before: only those that were given up before this moment, in seconds since 1970.
+            progress: called with the numbers of those that have been deleted, some at a time.
+        """
+        self._check()
+        engine = self._engine
+        if engine.disk is not None:
+            return await engine.disk.queue.purge_dead_letters(numbers, before=before, progress=progress)
+        gone = engine.dead_letters.take(numbers, before)
+        if gone and progress is not None:
+            progress([letter.seq for letter in gone])
+        return len(gone)
+
+    @property
+    def forwards_to(self) -> Exporter | None:
+        """The exporter that takes its dead letters; None where it keeps them itself."""
+        return self._forward
 
     @property
     def breaker(self) -> BreakerState:

@@ -1176,3 +1176,34 @@ def test_destinations_that_make_no_sense_are_refused():
         bq.Router({"a": bq.Exporter(Destination())})
     with pytest.raises(bq.ConfigError, match="no exporter"):
         bq.FanOut()
+
+
+# --- dead letters by their numbers
+
+
+async def test_x_47_numbers_choose_dead_letters_without_a_path_too(place):
+    sink = Destination(answer=lambda batch: bq.PermanentError("400"))
+    async with exporter(sink, place) as export:
+        await export.consume(["a", "b", "c", "d"])
+        await export.flush()
+        letters = await export.dead_letters()
+        assert [letter.reason for letter in letters] == ["PermanentError: 400"] * 4
+        assert [letter.payload for letter in letters] == [b"\x01a", b"\x01b", b"\x01c", b"\x01d"]
+        assert len(await export.dead_letters(2)) == 2
+        sink.answer = None
+        told = []
+        assert await export.requeue_dead_letters([letters[1].seq, 99], progress=told.extend) == 1
+        assert await export.purge_dead_letters([letters[0].seq], progress=told.extend) == 1
+        assert await export.purge_dead_letters(before=letters[0].died_at - 1) == 0
+        assert told == [letters[1].seq, letters[0].seq]
+        await export.flush()
+        assert sink.records == ["b"]
+        assert [letter.seq for letter in await export.dead_letters()] == [letters[2].seq, letters[3].seq]
+
+
+async def test_a_record_that_has_no_form_on_disk_is_listed_by_its_repr():
+    sink = Destination(answer=lambda batch: bq.PermanentError("400"))
+    async with exporter(sink) as export:
+        await export.consume([3 + 4j, object])
+        await export.flush()
+        assert [letter.payload for letter in await export.dead_letters()] == [b"\x01(3+4j)", b"\x01<class 'object'>"]

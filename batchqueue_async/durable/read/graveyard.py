@@ -10,12 +10,14 @@ from batchqueue_async.durable import dead_letters
 from batchqueue_async.errors import BatchQueueError, DiskFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from batchqueue_async.durable.dead_letters import DeadLetter
     from batchqueue_async.durable.queue import DurableQueue
     from batchqueue_async.durable.state.frame import Run
     from batchqueue_async.leases.lease import Lease
+
+    Progress = Callable[[Sequence[int]], object]
 
 _BATCH = 500
 _BATCH_BYTES = 16 << 20
@@ -30,8 +32,18 @@ class DeadLetterQueue:
         make: Callable[[], DurableQueue],
         put_many: Callable[..., Awaitable[range]],
         *,
+        part: tuple[int, int],
         clock: Callable[[], int],
     ) -> None:
+        """Say where the letters are, and where they come from.
+
+        Args:
+            make: makes the second queue, which nobody has open.
+            put_many: puts records into the first.
+            part: records and bytes that are put back at once: fewer than the first queue can ever hold.
+            clock: the time, in nanoseconds since 1970.
+        """
+        self._part = part
         self._make = make
         self._put_many = put_many
         self._clock = clock
@@ -66,12 +78,12 @@ class DeadLetterQueue:
         await self._walk(take, lambda: limit - len(letters))
         return letters
 
-    async def requeue(self, seqs: Iterable[int] | None) -> int:
+    async def requeue(self, seqs: Iterable[int] | None, progress: Progress | None = None) -> int:
         """Put them back, all or these; how many came in."""
-        wanted = None if seqs is None else set(seqs)
+        wanted = _Wanted(seqs)
 
         async def put_back(lease: Lease) -> int:
-            chosen = [letter for letter in _letters(lease) if wanted is None or letter.seq in wanted]
+            chosen = [letter for letter in _letters(lease) if letter.seq in wanted]
             if not chosen:
                 return 0
             put = await self._put_many([letter.payload for letter in chosen], durability="always")
@@ -80,30 +92,36 @@ class DeadLetterQueue:
                     "dead letters: the queue has no room for them, and its overflow='drop_newest' would drop them; "
                     f"{len(chosen)} letters stay where they are. Lease and ack faster, or raise the quota"
                 )
-            return await lease.ack([letter.seq for letter in chosen])
+            return await _settle(lease, [letter.seq for letter in chosen], wanted, progress)
 
-        return await self._walk(put_back)
+        return await self._walk(put_back, wanted.room, *self._part)
 
-    async def purge(self, seqs: Iterable[int] | None, before: float | None) -> int:
+    async def purge(self, seqs: Iterable[int] | None, before: float | None, progress: Progress | None = None) -> int:
         """Delete them, all or these, or those that died before a moment; how many."""
-        wanted = None if seqs is None else set(seqs)
+        wanted = _Wanted(seqs)
 
         async def delete(lease: Lease) -> int:
             chosen = [
                 letter.seq
                 for letter in _letters(lease)
-                if (wanted is None or letter.seq in wanted) and (before is None or letter.died_at < before)
+                if letter.seq in wanted and (before is None or letter.died_at < before)
             ]
-            return await lease.ack(chosen) if chosen else 0
+            return await _settle(lease, chosen, wanted, progress) if chosen else 0
 
-        return await self._walk(delete)
+        return await self._walk(delete, wanted.room)
 
-    async def _walk(self, act: Callable[[Lease], Awaitable[int]], room: Callable[[], int] = lambda: _BATCH) -> int:
+    async def _walk(
+        self,
+        act: Callable[[Lease], Awaitable[int]],
+        room: Callable[[], int],
+        records: int = _BATCH,
+        size: int = _BATCH_BYTES,
+    ) -> int:
         """Act on every dead letter, some at a time; the sum of what that answers. What is left of each stays."""
         dead = await self._opened()
         count = 0
         try:
-            while (most := min(_BATCH, room())) > 0 and (lease := await dead.lease(most, _BATCH_BYTES, wait=0)):
+            while (most := min(records, room())) > 0 and (lease := await dead.lease(most, size, wait=0)):
                 try:
                     count += await act(lease)
                 finally:
@@ -136,6 +154,34 @@ class DeadLetterQueue:
 
     async def _open(self) -> DurableQueue:
         return await self._make()
+
+
+class _Wanted:
+    """The numbers that are still looked for; without any, every letter is wanted."""
+
+    def __init__(self, seqs: Iterable[int] | None) -> None:
+        self._left = None if seqs is None else set(seqs)
+
+    def __contains__(self, seq: int) -> bool:
+        return self._left is None or seq in self._left
+
+    def found(self, seqs: Iterable[int]) -> None:
+        """These need not be looked for any more."""
+        if self._left is not None:
+            self._left.difference_update(seqs)
+
+    def room(self) -> int:
+        """How many letters the next look may take: none, once every number was found."""
+        return _BATCH if self._left is None or self._left else 0
+
+
+async def _settle(lease: Lease, seqs: list[int], wanted: _Wanted, progress: Progress | None) -> int:
+    """Take letters out that have been dealt with, and say so."""
+    count = await lease.ack(seqs)
+    wanted.found(seqs)
+    if progress is not None:
+        progress(seqs)
+    return count
 
 
 def _letters(lease: Lease) -> list[DeadLetter]:
