@@ -121,6 +121,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "durable",
         "durable.disk",
         "export",
+        # How an exporter writes a record, which a person wants to read.
+        "export.send_queue",
         "observe",
         "service",
         "service.file",

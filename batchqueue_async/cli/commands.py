@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -139,12 +139,22 @@ def raw(text: str) -> str:
 
 def say(text: str) -> None:
     """Print a line."""
-    print(text)
+    _print(text, sys.stdout)
 
 
 def complain(text: str) -> None:
     """Print a line on standard error, at once."""
-    print(text, file=sys.stderr, flush=True)
+    _print(text, sys.stderr)
+    sys.stderr.flush()
+
+
+def _print(text: str, file: TextIO) -> None:
+    try:
+        print(text, file=file)
+    except UnicodeEncodeError:
+        # A file's name that can't be text, or a terminal with few characters: shown as far as possible.
+        encoding = file.encoding or "ascii"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=file)
 
 
 def plain(text: object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import time
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -17,17 +18,23 @@ from batchqueue_async.cli.commands import PATH, Argument, command, complain, fla
 from batchqueue_async.durable import DurableQueue
 from batchqueue_async.durable.disk import inspect
 from batchqueue_async.errors import LockedError
+from batchqueue_async.observe.letter_client import Changed, LettersCutOffError
+from batchqueue_async.observe.letter_requests import PATIENCE, Stall, missing, stalled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
     from pathlib import Path
 
     import click
 
     from batchqueue_async.cli.commands import Arguments, Group
+    from batchqueue_async.durable.dead_letters import DeadLetter
     from batchqueue_async.durable.disk.inspect import Overview
+    from batchqueue_async.observe.letter_requests import Verb
 
 _PREVIEW = 60
+_GLANCE = 0.25
+_DONE: dict[Verb, str] = {"requeue": "put into the queue again", "purge": "deleted"}
 EXIT = (
     "Exit status: 0 all is well; 1 something is damaged, missing or could not be repaired; "
     "2 the command could not do its work, and says why on standard error."
@@ -203,7 +210,13 @@ async def _open_and_close(path: Path) -> Any:
 def list_letters(arguments: Arguments) -> int:
     """Say the dead letters of a directory, one per line."""
     damaged: list[str] = []
-    for letter in inspect.list_dead_letters(arguments.path, on_damage=damaged.append):
+    say_letters(inspect.list_dead_letters(arguments.path, on_damage=damaged.append), arguments)
+    return say_damaged(damaged)
+
+
+def say_letters(letters: Iterable[DeadLetter], arguments: Arguments) -> None:
+    """Say dead letters, one per line."""
+    for letter in letters:
         shown = {
             "seq": letter.seq,
             "original_seq": letter.original_seq,
@@ -214,6 +227,10 @@ def list_letters(arguments: Arguments) -> int:
             "payload": b"",
         }
         _say_record(shown, letter.payload, payloads=arguments.payloads, as_json=arguments.json)
+
+
+def say_damaged(damaged: Sequence[str]) -> int:
+    """Say what could not be read; the exit status."""
     for words in damaged:
         complain(f"batchqueue: {words}; not in the list")
     return 1 if damaged else 0
@@ -221,18 +238,92 @@ def list_letters(arguments: Arguments) -> int:
 
 def requeue_letters(arguments: Arguments) -> int:
     """Put dead letters of a directory into its queue again."""
-    inspect.survey(arguments.path)
-    count = asyncio.run(_put_back(arguments.path, list(arguments.seq) or None))
-    say(json.dumps({"requeued": count}) if arguments.json else f"{count} dead letters put into the queue again")
-    return 0
+    return _change(arguments, "requeue", None)
 
 
 def purge_letters(arguments: Arguments) -> int:
     """Delete dead letters of a directory."""
-    inspect.survey(arguments.path)
-    count = asyncio.run(_delete(arguments.path, list(arguments.seq) or None, arguments.before))
-    say(json.dumps({"purged": count}) if arguments.json else f"{count} dead letters deleted")
-    return 0
+    return _change(arguments, "purge", arguments.before)
+
+
+def _change(arguments: Arguments, verb: Verb, before: float | None) -> int:
+    seqs = list(arguments.seq) or None
+    try:
+        changed = change_here(arguments.path, verb, seqs=seqs, before=before)
+    except LockedError as error:
+        line = shlex.join(["batchqueue", "dead-letters", verb, str(arguments.path)])
+        raise LockedError(f"{error}; `{line}` asks the process that has it to do it") from None
+    return say_changed(arguments, verb, changed)
+
+
+def say_changed(arguments: Arguments, verb: Verb, changed: Changed, *, process: str | None = None) -> int:
+    """Say what became of a change; the exit status. A process is named if it has done it."""
+    letters_file.say_missing(changed.missing)
+    if changed.dropped:
+        complain(
+            f"batchqueue: the send queue was full, and dropped {changed.dropped} records meanwhile, as its overflow "
+            "says; put fewer back at once"
+        )
+    if arguments.json:
+        said: dict[str, Any] = {f"{verb}d": changed.count}
+        if process is not None:
+            said["process"] = int(process)
+        if changed.missing:
+            said["missing"] = list(changed.missing)
+        if changed.dropped:
+            said["dropped"] = changed.dropped
+        say(json.dumps(said))
+    else:
+        by = "" if process is None else f", by process {process}"
+        say(f"{changed.count} dead letters {_DONE[verb]}{by}")
+    return 1 if changed.missing or changed.dropped else 0
+
+
+def change_here(
+    path: Path,
+    verb: Verb,
+    *,
+    seqs: Sequence[int] | None,
+    before: float | None,
+    timeout: float = PATIENCE,
+    progress: Callable[[int], object] | None = None,
+) -> Changed:
+    """Put dead letters of a directory back, or delete them; nobody may have it open.
+
+    Raises:
+        LockedError: somebody has.
+        LettersCutOffError: nothing went on for `timeout` seconds.
+    """
+    inspect.survey(path)
+    done: set[int] = set()
+    count = 0
+
+    def came(numbers: Sequence[int]) -> None:
+        nonlocal count
+        count += len(numbers)
+        if seqs is not None:
+            done.update(numbers)
+        if progress is not None:
+            progress(count)
+
+    async def act() -> None:
+        async with _own(path) as queue:
+            if verb == "requeue":
+                work = asyncio.ensure_future(queue.requeue_dead_letters(seqs, progress=came))
+            else:
+                work = asyncio.ensure_future(queue.purge_dead_letters(seqs, before=before, progress=came))
+            stall = Stall(time.monotonic())
+            try:
+                while not (await asyncio.wait((work,), timeout=_GLANCE))[0]:
+                    if stall.seconds(count, time.monotonic()) >= timeout:
+                        raise LettersCutOffError(stalled(str(path), timeout), count, begun=True)
+            finally:
+                work.cancel()
+                await asyncio.wait((work,))
+            work.result()
+
+    asyncio.run(act())
+    return Changed(count, missing(seqs, done))
 
 
 def _restore(arguments: Arguments) -> int:
@@ -242,24 +333,11 @@ def _restore(arguments: Arguments) -> int:
 
 
 @asynccontextmanager
-async def _own(path: Path, *calls: str) -> AsyncGenerator[DurableQueue]:
-    """The queue, which nobody else has open; else the error names the calls that its owner may make."""
+async def _own(path: Path) -> AsyncGenerator[DurableQueue]:
+    """The queue, which nobody else has open."""
     try:
         async with DurableQueue.open(path) as queue:
             yield queue
     except LockedError as error:
         owner = inspect.overview(path).owner or "another process"
-        raise LockedError(
-            f"{path} is open in {owner}, and nothing was changed; stop that, run this again, and start it, or let its "
-            f"code call {' or '.join(calls)}"
-        ) from error
-
-
-async def _put_back(path: Path, seqs: list[int] | None) -> int:
-    async with _own(path, "Exporter.requeue_dead_letters()", "DurableQueue.requeue_dead_letters()") as queue:
-        return await queue.requeue_dead_letters(seqs)
-
-
-async def _delete(path: Path, seqs: list[int] | None, before: float | None) -> int:
-    async with _own(path, "DurableQueue.purge_dead_letters()") as queue:
-        return await queue.purge_dead_letters(seqs, before=before)
+        raise LockedError(f"{path} is open in {owner}, and nothing was changed") from error

@@ -1,8 +1,7 @@
-"""`batchqueue disk dead-letters export`: the dead letters into a file that only its owner can read."""
+"""`export` of `batchqueue dead-letters`: the letters into a file that only its owner can read."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -15,9 +14,10 @@ import click
 from batchqueue_async.cli.commands import PATH, Argument, complain, flag, option, say
 from batchqueue_async.durable.disk import inspect
 from batchqueue_async.errors import BatchQueueError, ConfigError
+from batchqueue_async.observe.letter_requests import letter_as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from batchqueue_async.cli.commands import Arguments
@@ -28,6 +28,7 @@ Write dead letters to a file, which is made with mode 0600 and appears whole or 
 changes, and its owner may be running. Exit status: 0 all of them are in the file; 1 some are damaged, which are named,
 and the file holds the others; 2 nothing was written."""
 _EVERY = 1.0
+_NAMED = 20
 
 
 def params() -> list[click.Parameter]:
@@ -50,19 +51,19 @@ def params() -> list[click.Parameter]:
 def export(arguments: Arguments) -> int:
     """Run the command; its exit status."""
     damaged: list[str] = []
+    return export_letters(inspect.list_dead_letters(arguments.path, on_damage=damaged.append), damaged, arguments)
+
+
+def export_letters(found: Iterable[DeadLetter], damaged: list[str], arguments: Arguments) -> int:
+    """Write letters to a file; the exit status. `damaged` says in words what could not be read, once all are."""
     wanted = set(arguments.seq) or None
-    letters = (
-        letter
-        for letter in inspect.list_dead_letters(arguments.path, on_damage=damaged.append)
-        if wanted is None or letter.seq in wanted
-    )
+    letters = (letter for letter in found if wanted is None or letter.seq in wanted)
     progress = _Progress(wanted, shown=arguments.progress or sys.stderr.isatty())
     _write(arguments.output, _lines(letters, raw=arguments.format == "raw"), progress, force=arguments.force)
     for words in damaged:
         complain(f"batchqueue: {words}; not in the file")
     missing = sorted(progress.missing)
-    if missing:
-        complain(f"batchqueue: no dead letters with the numbers {', '.join(map(str, missing))}")
+    say_missing(missing)
     count = {"exported": progress.count, "bytes": progress.size, "damaged": damaged, "missing": missing}
     say(
         json.dumps(count)
@@ -72,11 +73,18 @@ def export(arguments: Arguments) -> int:
     return 1 if damaged or missing else 0
 
 
+def say_missing(missing: Sequence[int]) -> None:
+    """Say which numbers are not there."""
+    if missing:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        complain(f"batchqueue: no dead letters with the numbers {', '.join(map(str, missing[:_NAMED]))}{more}")
+
+
 def _lines(letters: Iterator[DeadLetter], *, raw: bool) -> Iterator[tuple[int, bytes]]:
     """Each letter's number and its line."""
     for letter in letters:
         if not raw:
-            yield letter.seq, (json.dumps(as_json(letter)) + "\n").encode()
+            yield letter.seq, (json.dumps(letter_as_json(letter)) + "\n").encode()
         elif b"\n" in letter.payload:
             raise ConfigError(
                 f"dead letter {letter.seq}: its payload holds a line break, so its lines would not be payloads "
@@ -84,19 +92,6 @@ def _lines(letters: Iterator[DeadLetter], *, raw: bool) -> Iterator[tuple[int, b
             )
         else:
             yield letter.seq, letter.payload + b"\n"
-
-
-def as_json(letter: DeadLetter) -> dict[str, object]:
-    """Everything that is known of a dead letter, for JSON."""
-    return {
-        "seq": letter.seq,
-        "original_seq": letter.original_seq,
-        "attempts": letter.attempts,
-        "enqueued_at": letter.enqueued_at,
-        "died_at": letter.died_at,
-        "reason": letter.reason,
-        "payload_base64": base64.b64encode(letter.payload).decode(),
-    }
 
 
 class _Progress:

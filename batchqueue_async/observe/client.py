@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,14 +49,25 @@ def find_processes() -> list[FoundProcess]:
     """
     found: list[FoundProcess] = []
     for directory in socket_directories():
+        if not _is_own(directory):
+            continue
         for path in sorted(directory.glob("*.sock")):
-            if not path.stem.isdecimal() or path.stat().st_uid != os.getuid():
+            if not path.stem.isdecimal() or not _is_own(path):
                 continue
             if _answers(path):
                 found.append(FoundProcess(int(path.stem), path))
             elif not _runs(int(path.stem)):
                 path.unlink(missing_ok=True)
     return sorted(found)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is this user's, and not a link: in a directory for all, others may have put one of the same name."""
+    try:
+        about = path.lstat()
+    except OSError:
+        return False
+    return about.st_uid == os.getuid() and not stat.S_ISLNK(about.st_mode)
 
 
 def _answers(path: Path) -> bool:
@@ -78,7 +90,7 @@ def _runs(pid: int) -> bool:
     return True
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
     def __init__(self, path: Path, timeout: float | None) -> None:
@@ -171,7 +183,7 @@ class OpsClient:
     def _connect(self, timeout: float | None) -> tuple[http.client.HTTPConnection, dict[str, str], str]:
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         if isinstance(self.target, Path):
-            return _UnixConnection(self.target, timeout), headers, ""
+            return UnixConnection(self.target, timeout), headers, ""
         parts = urlsplit(self.target)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         return kind(parts.netloc, timeout=timeout), headers, parts.path.rstrip("/")

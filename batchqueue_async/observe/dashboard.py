@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from batchqueue_async.observe.letter_requests import put_back_command
 from batchqueue_async.observe.sentences import summary
 from batchqueue_async.observe.status import WORST
 from batchqueue_async.queue.stats import CloseUp, Distribution
@@ -48,6 +49,7 @@ class Frame:
     consumers: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     queries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     dead: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    put_back: list[str] = field(default_factory=list[str])
     dead_kinds: dict[str, int] = field(default_factory=dict[str, int])
     failures: dict[str, int] = field(default_factory=dict[str, int])
     problems: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -137,6 +139,7 @@ def frame_of(snapshot: ProcessSnapshot, status: Status, before: ProcessSnapshot 
             for each in snapshot.queries[:MOST_ROWS]
         ],
         dead=_dead(snapshot),
+        put_back=_put_back(snapshot),
         dead_kinds=_summed(exporter.stats.dead_kinds for exporter in snapshot.exporters),
         failures=_summed(exporter.stats.failures for exporter in snapshot.exporters),
         problems=[
@@ -167,6 +170,14 @@ def _dead(snapshot: ProcessSnapshot) -> list[dict[str, Any]]:
         {"at": letter.at, "exporter": name, "records": letter.records, "reason": letter.reason}
         for letter, name in letters[:MOST_DEAD]
     ]
+
+
+def _put_back(snapshot: ProcessSnapshot) -> list[str]:
+    """The lines for a shell that put dead letters back; none where the process takes no commands."""
+    if not snapshot.commands:
+        return []
+    named = dict.fromkeys(letter["exporter"] for letter in _dead(snapshot))
+    return [put_back_command(snapshot.pid, name) for name in named]
 
 
 def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from batchqueue_async.observe.letter_requests import put_back_command
 from batchqueue_async.observe.words import count, duration, size
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def findings(snapshot: ProcessSnapshot, recent: Recent) -> list[Finding]:
     return [
         *(_loop(loop) for loop in snapshot.loops),
         *(_queue(queue, recent) for queue in snapshot.queues),
-        *(_exporter(exporter, recent, snapshot.at) for exporter in snapshot.exporters),
+        *(_exporter(exporter, recent, snapshot) for exporter in snapshot.exporters),
         *(_disk(disk, recent) for disk in snapshot.disks),
         *(_consumer(consumer) for consumer in snapshot.consumers),
         *(_query(query) for query in snapshot.queries),
@@ -246,7 +247,8 @@ def _queue(queue: QueueView, recent: Recent) -> Finding:
     return Finding(component=name, last_error=said, last_error_at=at)
 
 
-def _exporter(exporter: ExporterView, recent: Recent, now: float) -> Finding:
+def _exporter(exporter: ExporterView, recent: Recent, snapshot: ProcessSnapshot) -> Finding:
+    now = snapshot.at
     name, stats = f"exporter/{exporter.name}", exporter.stats
     outcome = {
         "component": name,
@@ -292,7 +294,7 @@ def _exporter(exporter: ExporterView, recent: Recent, now: float) -> Finding:
         return found(
             "degraded",
             f"gave {count(dead, 'record')} up in the last {duration(RECENT)}",
-            "read the reasons of the dead letters, correct the cause, and put them back",
+            f"read the reasons of the dead letters, correct the cause, and put them back: {_how(exporter, snapshot)}",
         )
     if stats.utilization >= FULL:
         return found(
@@ -313,6 +315,12 @@ def _exporter(exporter: ExporterView, recent: Recent, now: float) -> Finding:
             waiting,
         )
     return Finding(**outcome)  # type: ignore[arg-type]
+
+
+def _how(exporter: ExporterView, snapshot: ProcessSnapshot) -> str:
+    if snapshot.commands:
+        return f"`{put_back_command(snapshot.pid, exporter.name)}`"
+    return "its code can call exporter.requeue_dead_letters(), or serve `unix:`, so that a command can"
 
 
 def _free(exporter: ExporterView) -> int:

@@ -22,6 +22,8 @@ from batchqueue_async._support import forks, log
 from batchqueue_async._support.log import describe
 from batchqueue_async._support.thread_flag import ThreadFlag
 from batchqueue_async.errors import ConfigError
+from batchqueue_async.observe.letter_requests import own_sockets
+from batchqueue_async.observe.letters import SameUserProtocol, with_letters
 from batchqueue_async.observe.observer import Observer
 from batchqueue_async.observe.web import asgi
 from batchqueue_async.sinks.secrets import Secret
@@ -38,6 +40,8 @@ except ImportError as error:  # pragma: no cover - the tests have it
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
+
+    from starlette.types import ASGIApp
 
     from batchqueue_async.observe.status import Phase
     from batchqueue_async.runtime.manager import BatchQueueManager
@@ -106,7 +110,9 @@ class OpsServer:
         self._hosts = [*LOCAL_NAMES, *hosts]
         self._pid = os.getpid()
         self._sockets: list[socket.socket] = []
-        self._server: uvicorn.Server | None = None
+        # The socket that commands of the same user find; one of `_sockets`, and the only one that takes changes.
+        self._own: socket.socket | None = None
+        self._servers: list[tuple[uvicorn.Server, list[socket.socket]]] = []
         self._thread: threading.Thread | None = None
         self._started = ThreadFlag()
         self._ended = ThreadFlag()
@@ -118,8 +124,9 @@ class OpsServer:
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.close()
-        self._sockets, self.urls, self.paths = [], [], []
-        self._thread = self._server = None
+        self._sockets, self.urls, self.paths, self._servers = [], [], [], []
+        self._thread = self._own = None
+        own_sockets.clear()
         self._ended.set()
 
     @property
@@ -145,18 +152,14 @@ class OpsServer:
         except BaseException:
             self._close_sockets()
             raise
-        config = uvicorn.Config(
-            asgi(token=self._token, hosts=None if self._all_unix() else self._hosts, observer=self.observer),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_graceful_shutdown=1,
-            http=Connection,
-        )
-        self._server = uvicorn.Server(config)
+        pages = asgi(token=self._token, hosts=None if self._all_unix() else self._hosts, observer=self.observer)
+        own = [] if self._own is None else [self._own]
+        others = [each for each in self._sockets if each is not self._own]
+        # Two servers, so that no way leads from a port to what changes something.
+        if others:
+            self._servers.append((_server(pages, Connection), others))
+        if own:
+            self._servers.append((_server(with_letters(pages), SameUserProtocol), own))
         self._thread = threading.Thread(target=self._run, name="batchqueue-ops", daemon=True)
         self._thread.start()
         self._started.wait(_START)
@@ -195,6 +198,8 @@ class OpsServer:
 
     def _bind_unix(self, place: str) -> None:
         path = Path(place) if place else own_socket()
+        if not place and self._own is not None:
+            raise ConfigError("observe.serve: 'unix:' is given twice; give it once")
         if path.is_socket() and not _answers(path):
             path.unlink()  # of a process that was killed
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -208,16 +213,19 @@ class OpsServer:
         finally:
             os.umask(before)
         self.paths.append(path)
+        if not place:
+            self._own = bound
+            own_sockets.add(path)
 
     def _run(self) -> None:
-        server = self._server
-        if server is None:  # pragma: no cover - forked in this very moment
+        servers = list(self._servers)
+        if not servers:  # pragma: no cover - forked in this very moment
             return
 
         async def main() -> None:
-            looking = asyncio.create_task(self._look(server), name="batchqueue-ops-look")
+            looking = asyncio.create_task(self._look(), name="batchqueue-ops-look")
             try:
-                await server.serve(sockets=self._sockets)
+                await asyncio.gather(*(server.serve(sockets=sockets) for server, sockets in servers))
             finally:
                 looking.cancel()
 
@@ -231,8 +239,8 @@ class OpsServer:
             self._started.set()
             self._ended.set()
 
-    async def _look(self, server: uvicorn.Server) -> None:
-        while not server.started:  # noqa: ASYNC110 - uvicorn sets a flag, and no event
+    async def _look(self) -> None:
+        while not all(server.started for server, _ in self._servers):  # noqa: ASYNC110 - uvicorn sets a flag, and no event
             await asyncio.sleep(0.005)
         self._started.set()
         while True:
@@ -248,8 +256,8 @@ class OpsServer:
 
     def stop(self) -> None:
         """End the thread and remove the sockets; pages that are open end with it."""
-        if self._server is not None:
-            self._server.should_exit = True
+        for server, _ in self._servers:
+            server.should_exit = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._ended.wait(_STOP)
             self._thread.join(_STOP)
@@ -259,8 +267,10 @@ class OpsServer:
         for each in self._sockets:
             each.close()
         self._sockets = []
+        self._own = None
         if os.getpid() == self._pid:
             for path in self.paths:
+                own_sockets.discard(path)
                 path.unlink(missing_ok=True)
         self.paths = []
 
@@ -311,6 +321,21 @@ def serve(
         200 {"live":true}
     """
     return OpsServer(addresses, manager=manager, token=token, hosts=hosts)
+
+
+def _server(application: ASGIApp, protocol: type[Connection]) -> uvicorn.Server:
+    config = uvicorn.Config(
+        application,
+        http=protocol,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

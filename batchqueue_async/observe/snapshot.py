@@ -14,6 +14,7 @@ from batchqueue_async._support import forks
 from batchqueue_async._support.registry import registered
 from batchqueue_async._support.reloads import reloads
 from batchqueue_async.config import BufferStrategy
+from batchqueue_async.observe.letter_requests import own_sockets
 from batchqueue_async.observe.loop_beats import beats
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class ProcessSnapshot:
         unreadable: what could not be read, as "kind/name".
         reload: the last reading of the service's file; None where there is none.
         reload_taken: the last one that was taken.
+        commands: whether commands of the same user can put dead letters back while it runs.
     """
 
     at: float
@@ -172,6 +174,7 @@ class ProcessSnapshot:
     unreadable: tuple[str, ...] = field(default=())
     reload: Reload | None = None
     reload_taken: Reload | None = None
+    commands: bool = False
 
 
 class Names:
@@ -217,6 +220,12 @@ class Names:
 _names = Names()
 
 
+def named_registered() -> list[tuple[str, Registered]]:
+    """Everything of the process, with the name that snapshots have for it: unique among those of its kind."""
+    everything = registered()
+    return list(zip(_names.of(everything), everything, strict=True))
+
+
 def take_snapshot(
     manager: BatchQueueManager | None = None,
     *,
@@ -231,13 +240,9 @@ def take_snapshot(
         closer: for a page: of each queue its totals, and of these, by name, what a page shows of them besides.
     """
     now = time.time()
-    everything = registered()
-    names = _names.of(everything)
     only = None if manager is None else set(manager.queues())
     named = [
-        (name, each)
-        for name, each in zip(names, everything, strict=True)
-        if only is None or each.kind != "queue" or each.thing in only
+        (name, each) for name, each in named_registered() if only is None or each.kind != "queue" or each.thing in only
     ]
     reader = _Reader(now, rates, closer, {id(each.thing): name for name, each in named if each.kind == "exporter"})
     for name, each in named:
@@ -350,4 +355,5 @@ class _Reader:
             unreadable=tuple(self.unreadable),
             reload=reloads.last,
             reload_taken=reloads.taken,
+            commands=bool(own_sockets),
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,9 +40,14 @@ def browser():
 class Program:
     """The program that is watched, in a process of its own."""
 
-    def __init__(self):
+    def __init__(self, runtime):
+        self.runtime = runtime
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XDG_RUNTIME_DIR": runtime},
         )
         self.url = self.process.stdout.readline().strip()
 
@@ -57,9 +64,10 @@ class Program:
 
 @pytest.fixture(scope="module")
 def program():
-    watched = Program()
-    yield watched
-    watched.end()
+    with tempfile.TemporaryDirectory() as runtime:
+        watched = Program(runtime)
+        yield watched
+        watched.end()
 
 
 @pytest.fixture
@@ -181,3 +189,24 @@ def test_everything_can_be_reached_by_keyboard(page):
     assert page.get_attribute("html", "data-theme") == "dark"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "graph"
+
+
+def test_the_line_that_puts_dead_letters_back_does_so_while_it_runs(page, program):
+    """The last one: what was given up is news for minutes."""
+    program.say("poison")
+    page.wait_for_selector("#put-back code")
+    assert "run here, as the user of this process" in shown(page, "#put-back-note")
+    line = shown(page, "#put-back code")
+    assert line in shown(page, "#problems")
+    name, *arguments = shlex.split(line)
+    assert name == "batchqueue"
+    ended = subprocess.run(
+        [sys.executable, "-m", "batchqueue_async.cli.main", *arguments],
+        env={**os.environ, "XDG_RUNTIME_DIR": program.runtime},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert re.fullmatch(r"[1-9]\d* dead letters put into the queue again, by process \d+\n", ended.stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import observe_snapshots as made
@@ -89,6 +90,17 @@ def test_what_is_wrong_with_an_exporter(before, after, state, words):
     assert found.state == state
     assert words in found.problem
     assert found.advice
+
+
+def test_dead_letters_come_with_the_line_that_puts_them_back_where_there_is_one():
+    before, after = made.exporter("la ke"), made.exporter("la ke", dead_lettered=2)
+
+    def advice(**more):
+        first, last = (replace(made.process(at, each), pid=7, **more) for at, each in ((0, before), (10, after)))
+        return only(first, last).advice
+
+    assert advice(commands=True).endswith("put them back: `batchqueue dead-letters requeue 7 '--exporter=la ke'`")
+    assert "its code can call exporter.requeue_dead_letters()" in advice()
 
 
 def test_an_exporter_that_falls_behind_is_named():

@@ -105,7 +105,7 @@ async def main(path):
                 bq.QueueConfig(consumer=count, partitions=bq.PartitionPolicy.fixed(16), selector=bq.round_robin()),
             )
         producing = asyncio.create_task(produce(rows, clicks))
-        async with observe.serve("127.0.0.1:0") as ops:
+        async with observe.serve("127.0.0.1:0", "unix:") as ops:
             print(ops.urls[0], flush=True)
             await obey(warehouse)
         producing.cancel()

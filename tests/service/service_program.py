@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from pathlib import Path
 
 from opentelemetry import trace
 
@@ -151,6 +152,43 @@ class FeedsOne(Feeder):
 async def stuck(batch):
     """Never return."""
     await asyncio.Event().wait()
+
+
+@app.sink("moody")
+class Moody(Away):
+    """Does what the file `mood` says: refuses what is sent until there is one, and notes what it takes in `taken`."""
+
+    def __init__(self, feeds, count=3, size=0, name="mood"):
+        self.feeds, self.count, self.size, self.mood = feeds, count, size, Path(name)
+
+    async def open(self):
+        self.feeding = asyncio.create_task(self.feed())
+
+    async def feed(self):
+        """Hand over what is to be given up, once the service runs."""
+        exporter = None
+        while exporter is None:
+            with contextlib.suppress(bq.QueueClosedError):
+                exporter = app.exporter(self.feeds)
+            await asyncio.sleep(0.01)
+        for first in range(0, self.count, 500):
+            await exporter.consume([self.record(n) for n in range(first, min(first + 500, self.count))])
+
+    def record(self, number):
+        return {"n": number, "text": "x" * self.size} if self.size else {"n": number}
+
+    async def send(self, batch):
+        mood = self.mood.read_text() if self.mood.exists() else "refuse"
+        if mood == "refuse":
+            raise bq.PermanentError("refused by the table\x1b[31m")
+        if mood == "away":
+            raise bq.RetryableError("the destination is away")
+        if mood == "block":
+            Path("blocking").touch()
+            while self.mood.read_text() == "block":
+                time.sleep(0.05)
+        with Path("taken").open("a") as file:  # noqa: ASYNC230 - a few bytes, in a test
+            file.writelines(f"{each['n']}\n" for each in batch)
 
 
 not_an_app = object()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,10 @@ def test_dead_letters_of_a_service_are_listed_put_back_and_deleted(capsys):
     assert capsys.readouterr().out == '{"purged": 2}\n'
 
 
-def test_dead_letters_of_a_running_service_are_only_listed(capsys):
+def test_dead_letters_of_a_process_that_takes_no_commands_are_only_listed(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     asyncio.run(bury("queue-a", 1))
 
     async def run():
@@ -61,19 +65,29 @@ def test_dead_letters_of_a_running_service_are_only_listed(capsys):
     assert asyncio.run(run()) == (0, 2)
     said = capsys.readouterr()
     assert "refused by the table" in said.out
-    assert "and nothing was changed; stop that, run this again, and start it, or let its code call" in said.err
+    assert "which takes no commands of this user, and nothing was changed; serve `unix:` there" in said.err
+    assert "or let its code call Exporter.requeue_dead_letters()" in said.err
+    assert main(["disk", "dead-letters", "requeue", "queue-a"]) == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["s.yaml", "--exporter", "c"], "--exporter c: is not in the file; there are a, b"),
-        (["s.yaml", "--exporter", "m"], "--exporter m: keeps its records in memory; there are a, b"),
+        (
+            ["s.yaml", "--exporter", "m"],
+            "--exporter m: keeps its records in memory; while its process runs, `batchqueue dead-letters requeue m`",
+        ),
         (["s.yaml", "7"], "SEQ: numbers belong to one exporter; add --exporter, one of a, b"),
         (["d", "--exporter", "a"], "--exporter a: d is a directory, and belongs to one; leave it out"),
         (["memory.yaml"], "memory.yaml: no exporter has a path, so dead letters are in memory alone"),
-        (["memory.yaml", "--exporter", "m"], "no exporter of the file has a path"),
-        (["nothing.yaml"], "nothing.yaml: can't be read (No such file or directory)"),
+        (["memory.yaml", "--exporter", "m"], "--exporter m: keeps its records in memory"),
+        (["memory.yaml", "--exporter", "x"], "is not in the file; no exporter of the file has a path"),
+        (["./nothing.yaml"], "nothing.yaml: can't be read (No such file or directory); correct the path"),
+        (
+            ["nothing.yaml"],
+            "nothing.yaml: can't be read (No such file or directory), and no running process of this user has",
+        ),
     ],
 )
 def test_dead_letters_that_are_nowhere(capsys, arguments, words):

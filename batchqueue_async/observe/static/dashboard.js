@@ -6,7 +6,7 @@
   const SVG = "http://www.w3.org/2000/svg";
   const columns = Array.from({ length: 13 }, () => []);
   const T = 0, IN = 1, OUT = 2, BYTES = 4, LIMIT = 5, WAIT = 6, SEND = 9, BAND = 12;
-  let last = null, paused = false, heard = 0, announced = "";
+  let last = null, paused = false, heard = 0, announced = "", commands = "";
 
   // -- words ---------------------------------------------------------------------------------------------------
   const known = (value) => value !== null && value !== undefined;
@@ -255,6 +255,13 @@
     $("s-dead").hidden = !frame.dead.length;
     put($("dead-kinds"), Object.entries(frame.dead_kinds).map(([kind, count]) => `${kind}: ${number(count)}`).join(", "));
     table($("dead"), [["Time"], ["Exporter", "left"], ["Records"], ["Reason", "left"]], frame.dead.map((d) => [clock(d.at), [d.exporter, "left"], number(d.records), [d.reason, "left wide"]]));
+    put($("put-back-note"), frame.put_back.length
+      ? "To put them back once the cause is fixed, run here, as the user of this process:"
+      : "This process takes no commands: serve unix: as well, or put them back by exporter.requeue_dead_letters().");
+    if (frame.put_back.join("\n") !== commands) {
+      commands = frame.put_back.join("\n");
+      $("put-back").replaceChildren(...frame.put_back.map((line) => { const item = make("li"); item.append(make("code", "", line)); return item; }));
+    }
     $("s-queries").hidden = !frame.queries.length;
     table($("queries"), [["Query"], ["State", "left"], ["Rows"], ["Rows/s"], ["Batch"], ["Lag"], ["Behind"]],
       frame.queries.map((q) => [[q.name, "", q.state], [q.word, "left"], number(q.rows), rate(q.rate), duration(q.batch), duration(q.lag), number(q.behind)]));
