@@ -292,26 +292,17 @@ list_new(void)
     return spare_count > 0 ? spare_lists[--spare_count] : PyList_New(0);
 }
 
-/* Let go of a list's items, and keep it if nobody else has it. A short one keeps its memory: to grow again item by item
- * would cost as much as the calls, where there are many types. Finalizers may run, and find the list: it is looked at
- * anew for each item. */
+/* Keep an empty list if nobody else has it. A short one keeps its memory: to grow again item by item would cost as much
+ * as the calls, where there are many types. */
 #define KEPT_PLACES 128
 
 static void
-list_retire(PyObject *list)
+list_keep(PyObject *list)
 {
-    Py_ssize_t left = PyList_GET_SIZE(list);
-    if (((PyListObject *)list)->allocated <= KEPT_PLACES) {
-        for (Py_ssize_t last; left > 0 && Py_REFCNT(list) == 1 && (last = PyList_GET_SIZE(list) - 1) >= 0; left--) {
-            PyObject *item = PyList_GET_ITEM(list, last);
-            Py_SET_SIZE(list, last);
-            Py_DECREF(item);
-        }
-    }
-    else if (Py_REFCNT(list) == 1 && PyList_SetSlice(list, 0, left, NULL) < 0) {
-        PyErr_Clear(); /* for want of memory: it goes as a whole */
-    }
     if (Py_REFCNT(list) == 1 && PyList_GET_SIZE(list) == 0 && spare_count < MOST_SPARE_LISTS && lists_out > 0) {
+        if (((PyListObject *)list)->allocated > KEPT_PLACES) {
+            (void)PyList_SetSlice(list, 0, 0, NULL);
+        }
         lists_out--;
         spare_lists[spare_count++] = list;
     }
@@ -320,13 +311,36 @@ list_retire(PyObject *list)
     }
 }
 
+/* Let go of a list's items, and keep it. Finalizers may run, and find the list: it is looked at anew after each of
+ * them. */
+static void
+list_retire(PyObject *list)
+{
+    Py_ssize_t last = PyList_GET_SIZE(list);
+    while (last > 0 && Py_REFCNT(list) == 1 && PyList_GET_SIZE(list) == last) {
+        PyObject **each = ((PyListObject *)list)->ob_item;
+        PyObject *item = each[--last];
+        /* of an item that somebody else has too, nobody learns that it is let go of */
+        for (; last > 0 && Py_REFCNT(item) > 1; item = each[--last]) {
+            Py_DECREF(item);
+        }
+        Py_SET_SIZE(list, last);
+        Py_DECREF(item);
+    }
+    list_keep(list);
+}
+
 /* A list of its own for a handler: the same items. */
 static PyObject *
 list_copy(PyObject *items)
 {
-    Py_ssize_t count = PyList_GET_SIZE(items);
-    PyObject *copy = count <= KEPT_PLACES ? list_new() : PyList_New(0);
+    PyObject *copy = list_new();
     if (copy == NULL) {
+        return NULL;
+    }
+    Py_ssize_t count = PyList_GET_SIZE(items);
+    if (list_reserve(copy, count) < 0) {
+        Py_CLEAR(copy);
         return NULL;
     }
     if (((PyListObject *)copy)->allocated < count) {
@@ -335,56 +349,70 @@ list_copy(PyObject *items)
         }
         return copy;
     }
+    PyObject **from = ((PyListObject *)items)->ob_item, **into = ((PyListObject *)copy)->ob_item;
     for (Py_ssize_t index = 0; index < count; index++) {
-        PyList_SET_ITEM(copy, index, Py_NewRef(PyList_GET_ITEM(items, index)));
+        PyObject *item = from[index];
+        into[index] = Py_NewRef(item);
     }
     Py_SET_SIZE(copy, count);
     return copy;
 }
 
-/* `list_retire` for a short list and the copy of it that a handler had: each item is touched once. */
+/* `list_retire` for a list and the copy of it that a handler had: each item is touched once. */
 static void
 lists_retire(PyObject *list, PyObject *copy)
 {
     Py_ssize_t last = PyList_GET_SIZE(list);
-    if (last <= KEPT_PLACES && ((PyListObject *)list)->allocated <= KEPT_PLACES) {
-        while (last > 0 && Py_REFCNT(list) == 1 && Py_REFCNT(copy) == 1 && PyList_GET_SIZE(list) == last
-               && PyList_GET_SIZE(copy) == last) {
-            last--;
-            PyObject *item = PyList_GET_ITEM(list, last);
-            PyObject *same = PyList_GET_ITEM(copy, last);
-            Py_SET_SIZE(list, last);
-            Py_SET_SIZE(copy, last);
-            Py_DECREF(same);
+    while (last > 0 && Py_REFCNT(list) == 1 && Py_REFCNT(copy) == 1 && PyList_GET_SIZE(list) == last
+           && PyList_GET_SIZE(copy) == last) {
+        PyObject **each = ((PyListObject *)list)->ob_item, **other = ((PyListObject *)copy)->ob_item;
+        PyObject *item = each[--last], *same = other[last];
+        for (; last > 0 && item == same && Py_REFCNT(item) > 2; item = each[--last], same = other[last]) {
+            Py_DECREF(item);
             Py_DECREF(item);
         }
+        Py_SET_SIZE(list, last);
+        Py_SET_SIZE(copy, last);
+        Py_DECREF(same);
+        Py_DECREF(item);
     }
     list_retire(copy);
     list_retire(list);
 }
 
-/* Lists of so many None, which stand in a round for items that are let go of. */
-static PyObject *nones[KEPT_PLACES + 1];
+/* Lists of so many None, which stand in a round for items that are let go of: one for each place of this table, and of
+ * all together so many None at most. */
+#define STAND_INS 512
+#define MOST_NONES (1 << 17)
+static PyObject *stand_ins[STAND_INS];
+static Py_ssize_t nones_kept = 0;
 
 static PyObject *
 nones_of(Py_ssize_t count)
 {
-    if (nones[count] == NULL) {
-        PyObject *made = PyList_New(count);
-        if (made == NULL) {
-            return NULL;
-        }
-        for (Py_ssize_t index = 0; index < count; index++) {
-            PyList_SET_ITEM(made, index, Py_NewRef(Py_None));
-        }
-        if (nones[count] == NULL) {
-            nones[count] = made;
-        }
-        else {
-            Py_DECREF(made);
+    PyObject **kept = &stand_ins[count % STAND_INS];
+    if (*kept != NULL && PyList_GET_SIZE(*kept) == count) {
+        return Py_NewRef(*kept);
+    }
+    if (count > MOST_NONES / 4) {
+        return NULL;
+    }
+    PyObject *made = PyList_New(count);
+    if (made == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyList_SET_ITEM(made, index, Py_NewRef(Py_None));
+    }
+    for (int index = 0; index < STAND_INS; index++) {
+        if (stand_ins[index] != NULL && (&stand_ins[index] == kept || nones_kept + count > MOST_NONES)) {
+            nones_kept -= PyList_GET_SIZE(stand_ins[index]);
+            Py_CLEAR(stand_ins[index]);
         }
     }
-    return Py_NewRef(nones[count]);
+    *kept = Py_NewRef(made);
+    nones_kept += count;
+    return made;
 }
 
 /* Take a partition whole: its items are appended to `chunks` as (partition, list, kind). How many; 0 if it is for the
@@ -432,6 +460,7 @@ take_whole(PyObject *ready, PartitionFields *self, PyObject *chunks, Py_ssize_t 
             for (Py_ssize_t index = 0; index < count; index++) {
                 PyObject *chunk = PyList_GET_ITEM(chunks, first + index);
                 PyObject *full = places[index]->tail;
+                places[index]->batch = PyList_GET_SIZE(full);
                 places[index]->tail = PyTuple_GET_ITEM(chunk, 1);
                 PyTuple_SET_ITEM(chunk, 1, full);
             }
@@ -702,7 +731,7 @@ call_once(RoundFields *round, HandlerFields *entry, PyObject *items, CounterFiel
         state = counted < 0 ? BROKEN : NOT_MINE;
         goto end;
     }
-    if (turns->holders == NULL || !PyList_CheckExact(turns->holders) || list_append(turns->holders, drain) < 0) {
+    if (turns->holders == NULL || !PyList_CheckExact(turns->holders) || list_append(turns->holders, drain, 0) < 0) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "the holders of a turn are no list any more");
         }
@@ -822,7 +851,7 @@ release_call(RoundFields *round, Py_ssize_t index, PyObject *call, PyObject *use
     if (chunk != NULL && is_none(round->numbers) && PyTuple_CheckExact(chunk) && PyTuple_GET_SIZE(chunk) == 3
         && Py_REFCNT(chunk) == 1
         && PyTuple_GET_ITEM(chunk, 1) == items && PyTuple_GET_ITEM(chunk, 2) != (PyObject *)Py_TYPE(Py_None)
-        && Py_REFCNT(call) == 2 && Py_REFCNT(items) == 2 && PyList_GET_SIZE(items) <= KEPT_PLACES) {
+        && Py_REFCNT(call) == 2 && Py_REFCNT(items) == 2) {
         stand_in = nones_of(PyList_GET_SIZE(items));
     }
     if (stand_in == NULL) {

@@ -82,6 +82,7 @@ objects_dealloc(PyObject *op, Objects objects)
 
 typedef struct {
     PyObject_HEAD
+    Py_ssize_t batch; /* how many items were taken from here last: the next list begins with as many places */
     PyObject *tail;
     PyObject *fast_slots;
 } Place;

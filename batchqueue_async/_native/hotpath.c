@@ -51,17 +51,50 @@ is_kind(PyObject *op, PyTypeObject *type)
     return PyType_IsSubtype(kind, type);
 }
 
-/* list.append(item), inline where the list has a place left. */
+/* Give a list room for so many items. Its memory is Python's for raw memory (PyMem), as in every Python that this was
+ * built for; in a later one nothing happens, and the list grows by itself. It runs nobody's code: -1 for want of memory. */
+static int
+list_reserve(PyObject *op, Py_ssize_t places)
+{
+#if PY_VERSION_HEX < 0x030F0000
+    PyListObject *list = (PyListObject *)op;
+    if (places > list->allocated) {
+        if (places > PY_SSIZE_T_MAX / (Py_ssize_t)sizeof(PyObject *)) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        PyObject **items = PyMem_Realloc(list->ob_item, (size_t)places * sizeof(PyObject *));
+        if (items == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        list->ob_item = items;
+        list->allocated = places;
+    }
+#endif
+    return 0;
+}
+
+/* list.append(item), inline where the list has a place left. An empty list gets as many places as are expected, and a
+ * full one grows by half: by an eighth, as Python has it, a long list would be copied eight times over. */
 static inline int
-list_append(PyObject *list, PyObject *item)
+list_append(PyObject *list, PyObject *item, Py_ssize_t expected)
 {
     Py_ssize_t size = PyList_GET_SIZE(list);
-    if (size < ((PyListObject *)list)->allocated) {
-        PyList_SET_ITEM(list, size, Py_NewRef(item));
-        Py_SET_SIZE(list, size + 1);
-        return 0;
+    if (size >= ((PyListObject *)list)->allocated) {
+        Py_ssize_t more = size + size / 2;
+        if (more >= 8 || expected >= 8) {
+            if (list_reserve(list, more > expected ? more : expected) < 0) {
+                return -1;
+            }
+        }
+        if (size >= ((PyListObject *)list)->allocated) {
+            return PyList_Append(list, item);
+        }
     }
-    return PyList_Append(list, item);
+    PyList_SET_ITEM(list, size, Py_NewRef(item));
+    Py_SET_SIZE(list, size + 1);
+    return 0;
 }
 
 /* -- Countdown: itertools.repeat(None, n), whose count can be read and taken from C ------------------------------- */
@@ -159,7 +192,7 @@ place_put(PyObject *route, PyObject *item)
     if (tail == NULL || !PyList_CheckExact(tail)) {
         return 0;
     }
-    if (list_append(tail, item) < 0) {
+    if (list_append(tail, item, ((Place *)route)->batch) < 0) {
         return -1;
     }
     ((Countdown *)slots)->left--;
@@ -361,7 +394,7 @@ share_put(PyObject *op, PyObject *item)
     if (share->free <= 0 || share->items == NULL || !PyList_CheckExact(share->items)) {
         return 0;
     }
-    if (list_append(share->items, item) < 0) {
+    if (list_append(share->items, item, 0) < 0) {
         return -1;
     }
     share->free--;
@@ -1118,7 +1151,7 @@ list_put(PyObject *list, PyObject *item)
     if (!PyList_CheckExact(list)) {
         return 0;
     }
-    return list_append(list, item) < 0 ? -1 : 1;
+    return list_append(list, item, 0) < 0 ? -1 : 1;
 }
 
 /* The loop of Dispatcher._sort, up to the first item of a type that is not in `by_type`. */
@@ -1172,7 +1205,7 @@ group_by_type(PyObject *Py_UNUSED(module), PyObject *items)
                 }
             }
         }
-        if (list_append(mine, item) < 0) {
+        if (list_append(mine, item, 0) < 0) {
             Py_DECREF(lists);
             return NULL;
         }

@@ -415,7 +415,7 @@ def test_a_finalizer_may_find_the_list_that_its_item_was_in(deed, count):
         assert again.tail == []
         assert not any(again.tail is each for each in kept)
         kept.clear()
-    assert found == ([count - 1] * 3 if count == SHORT else [])  # a long one is emptied before they die
+    assert found == [count - 1] * 3
 
 
 @compiled_only
@@ -433,6 +433,46 @@ def test_a_short_list_comes_back_with_its_memory_and_a_long_one_without():
     empty = sys.getsizeof([])
     assert empty < size_after(100) <= empty + 128 * 8
     assert size_after(1_000) == empty
+
+
+@compiled_only
+def test_the_next_list_begins_with_as_many_places_as_items_were_taken_last():
+    partition = partition_like(tail=list(range(1_000)), fast_slots=_native.Countdown(None, 3))
+    _native.take_usual(deque([partition]), [], 1, 1_000)
+    assert sys.getsizeof(partition.tail) == sys.getsizeof([])
+    partition.fast_slots = _native.Countdown(None, 5_000)
+    sizes = set()
+    for number in range(1, 3_001):
+        assert _native.put_run({int: partition}, [5], 0) == 1
+        assert len(partition.tail) == number
+        sizes.add(sys.getsizeof(partition.tail))
+    assert len(sizes) == 4, "1,000 places at once, then half as many more each time"
+
+
+@compiled_only
+def test_stand_ins_of_all_sizes_are_bounded():
+    drain, round_, sizes = _native.DrainFields(), _native.RoundFields(), Sizes()
+    entry: Any = _native.HandlerFields()
+    turns: Any = _native.TurnFields()
+    turns.holders, turns.waiting, turns.limit = [], None, 1
+    entry.timeout, entry.consume, entry.turns = None, ignore, turns
+    round_.drain, round_._numbers = drain, None
+
+    def call_and_look(count):
+        sizes.exact.setdefault(count, 0)
+        items = [object() for _ in range(count)]
+        round_.chunks, round_.calls, round_.call_index = [(None, items, int)], [(entry, items)], 0
+        del items
+        counters, context = _native.CounterFields(), contextvars.copy_context()
+        assert _native.call_usual(round_, counters, sizes, context, 0) is _native.NO_CALL
+        (_, left, _), (_, same) = round_.chunks[0], round_.calls[0]
+        assert left is same
+        assert len(left) == count
+        return left[0] is None
+
+    for count in (1, 2, 512, 513, 1, 1_025, 5_000, 30_000, 29_999, 30_001, 30_002, 30_003, 30_004, 30_005, 1, 513):
+        assert call_and_look(count)
+    assert not call_and_look(100_000)  # too many to have so many None stand by
 
 
 @compiled_only
@@ -500,7 +540,8 @@ def test_calls_that_are_not_usual_are_made_by_the_python():
 
 
 @compiled_only
-async def test_a_call_that_has_ended_lets_go_of_its_items_at_once():
+@pytest.mark.parametrize("size", [5, 300])
+async def test_a_call_that_has_ended_lets_go_of_its_items_at_once(size):
     alive: list[int] = []
     gone: list[Any] = []
 
@@ -512,7 +553,7 @@ async def test_a_call_that_has_ended_lets_go_of_its_items_at_once():
     for kind in KINDS:
         queue.add_handler(kind, look)
     for _ in range(3):
-        queue.produce_many_nowait([kind() for kind in KINDS for _ in range(5)])
+        queue.produce_many_nowait([kind() for kind in KINDS for _ in range(size)])
         await queue.flush()
     assert alive[len(KINDS) :] == [0] * 2 * len(KINDS)  # the first batch of a size is counted by the Python, and stays
     await queue.shutdown()
