@@ -40,6 +40,13 @@ static PyObject *on_ready_method; /* DrainTask.on_ready, as the class has it */
 #define PREFETCH(address) ((void)(address))
 #endif
 
+/* For what is called with functions that are known as it is compiled. */
+#if defined(__GNUC__) || defined(__clang__)
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#else
+#define ALWAYS_INLINE inline
+#endif
+
 /* isinstance(op, type), where the class is most often a child or a grandchild of the type. */
 static inline int
 is_kind(PyObject *op, PyTypeObject *type)
@@ -49,6 +56,18 @@ is_kind(PyObject *op, PyTypeObject *type)
         return 1;
     }
     return PyType_IsSubtype(kind, type);
+}
+
+/* The same for many objects, most of which are of the class that was the right one before. */
+static inline int
+is_kind_again(PyObject *op, PyTypeObject *type, PyTypeObject **sure)
+{
+    if (Py_TYPE(op) == *sure) {
+        return 1;
+    }
+    int right = is_kind(op, type);
+    *sure = right ? Py_TYPE(op) : *sure;
+    return right;
 }
 
 /* Give a list room for so many items. Its memory is Python's for raw memory (PyMem), as in every Python that this was
@@ -77,20 +96,23 @@ list_reserve(PyObject *op, Py_ssize_t places)
 
 /* list.append(item), inline where the list has a place left. An empty list gets as many places as are expected, and a
  * full one grows by half: by an eighth, as Python has it, a long list would be copied eight times over. */
+static int
+list_append_growing(PyObject *list, PyObject *item, Py_ssize_t expected)
+{
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    Py_ssize_t more = size + size / 2;
+    if ((more >= 8 || expected >= 8) && list_reserve(list, more > expected ? more : expected) < 0) {
+        return -1;
+    }
+    return PyList_Append(list, item);
+}
+
 static inline int
 list_append(PyObject *list, PyObject *item, Py_ssize_t expected)
 {
     Py_ssize_t size = PyList_GET_SIZE(list);
     if (size >= ((PyListObject *)list)->allocated) {
-        Py_ssize_t more = size + size / 2;
-        if (more >= 8 || expected >= 8) {
-            if (list_reserve(list, more > expected ? more : expected) < 0) {
-                return -1;
-            }
-        }
-        if (size >= ((PyListObject *)list)->allocated) {
-            return PyList_Append(list, item);
-        }
+        return list_append_growing(list, item, expected);
     }
     PyList_SET_ITEM(list, size, Py_NewRef(item));
     Py_SET_SIZE(list, size + 1);
@@ -179,9 +201,9 @@ static PyTypeObject CountdownType = {
  * memory. It runs no code but its own.
  */
 static inline int
-place_put(PyObject *route, PyObject *item)
+place_put(PyObject *route, PyObject *item, PyTypeObject **sure)
 {
-    if (!is_kind(route, &PlaceType)) {
+    if (!is_kind_again(route, &PlaceType, sure)) {
         return 0;
     }
     PyObject *slots = ((Place *)route)->fast_slots;
@@ -211,9 +233,9 @@ static PyObject *call_begun(PyObject *coroutine, PyObject *given);
 
 /* A route's place takes an item: in a fast slot, or as the first of an empty partition. As `place_put`. */
 static int
-route_put(PyObject *route, PyObject *item)
+route_put(PyObject *route, PyObject *item, PyTypeObject **sure)
 {
-    int put = place_put(route, item);
+    int put = place_put(route, item, sure);
     return put != 0 ? put : put_first(route, item);
 }
 
@@ -231,7 +253,8 @@ entrance_look_up(PyObject *by_type, PyObject *item)
         PyErr_Clear();
         return 0;
     }
-    int put = route_put(route, item);
+    PyTypeObject *sure = NULL;
+    int put = route_put(route, item, &sure);
     Py_DECREF(route);
     return put;
 }
@@ -257,7 +280,8 @@ entrance_put(PyObject *op, PyObject *item)
             return entrance_look_up(by_type, item);
         }
     }
-    int put = place_put(route, item); /* nobody's code runs up to here, so that nothing need be held */
+    PyTypeObject *sure = NULL;
+    int put = place_put(route, item, &sure); /* nobody's code runs up to here, so that nothing need be held */
     if (put == 0) {
         Py_INCREF(route);
         put = put_first(route, item);
@@ -384,10 +408,10 @@ static PyTypeObject InboxLockType = {
 };
 
 /* PartitionCredits.add, where the oldest item does not make room: 1, 0 for the Python, -1 for want of memory. */
-static int
-share_put(PyObject *op, PyObject *item)
+static inline int
+share_put(PyObject *op, PyObject *item, PyTypeObject **sure)
 {
-    if (!is_kind(op, &ShareType)) {
+    if (!is_kind_again(op, &ShareType, sure)) {
         return 0;
     }
     Share *share = (Share *)op;
@@ -433,7 +457,8 @@ step_thread_produce(PyObject *Py_UNUSED(function), PyObject *op, PyObject *item)
         }
         /* The look-up may have run code of the user's, and other threads: look again. */
         else if (share != NULL && inbox_is_open(inbox)) {
-            put = share_put(share, item);
+            PyTypeObject *sure = NULL;
+            put = share_put(share, item, &sure);
         }
     }
     Py_XDECREF(share);
@@ -1068,30 +1093,63 @@ bulk_arguments(PyObject *const *args, Py_ssize_t count, Py_ssize_t *start)
     return *start >= 0 && is_by_type(args[0]) && (PyList_CheckExact(args[1]) || PyTuple_CheckExact(args[1]));
 }
 
-/* What is done with an item that has been looked up: 1, or 0 for the Python, or -1. */
-typedef int (*BulkStep)(PyObject *found, PyObject *item);
+/* What is done with an item that has been looked up: 1, or 0 for the Python, or -1. `sure` is a class that is known to be
+ * of the right kind, as long as nobody's code runs; or NULL. */
+typedef int (*BulkStep)(PyObject *found, PyObject *item, PyTypeObject **sure);
 
-/* So many items ahead memory is asked for: an item, and the line of the table that its type is in. */
-#define FAR_AHEAD 12
-#define AHEAD 6
+/* So many items are looked at together. */
+#define BLOCK 16
 
-static inline void
-look_ahead(TypeTable *table, PyObject *items, Py_ssize_t index)
+/* Look up the types of the next items, at most a block of them: how many. What is known of each goes into `known`, as a
+ * borrowed reference, or NULL. Nobody's code runs.
+ *
+ * An item, the line of the table that its type is in, and what stands there are each a step to memory that is rarely in
+ * the cache: a block of items takes each step together, and asks for what the next one needs. */
+static Py_ssize_t
+know_block(TypeTable *table, PyObject *const *items, Py_ssize_t left, PyObject **known)
 {
-    if (index + FAR_AHEAD < PySequence_Fast_GET_SIZE(items)) {
-        PyObject **each = PySequence_Fast_ITEMS(items);
-        PREFETCH(each[index + FAR_AHEAD]);
-        if (table->lines != 0) {
-            PREFETCH(table_line(table, Py_TYPE(each[index + AHEAD])));
+    const TablePlace *lines[BLOCK];
+    Py_ssize_t count = left < BLOCK ? left : BLOCK;
+    Py_ssize_t more = left < 2 * BLOCK ? left : 2 * BLOCK;
+    for (Py_ssize_t at = count; at < more; at++) {
+        PREFETCH(items[at]);
+    }
+    const TablePlace *places = table->places;
+    const Py_ssize_t count_of_lines = table->lines;
+    for (Py_ssize_t at = 0; at < count; at++) {
+        lines[at] = line_of(places, count_of_lines, Py_TYPE(items[at]));
+        PREFETCH(lines[at]);
+    }
+    for (Py_ssize_t at = 0; at < count; at++) {
+        known[at] = line_known(lines[at], Py_TYPE(items[at]));
+        PREFETCH(known[at]);
+    }
+    return count;
+}
+
+/* Put items from `index` on where the table says, up to the first that it does not know, or that `quick` does not take:
+ * its index. Nobody's code runs. */
+static ALWAYS_INLINE Py_ssize_t
+bulk_known(TypeTable *table, PyObject *const *items, Py_ssize_t index, Py_ssize_t size, BulkStep quick)
+{
+    PyObject *known[BLOCK];
+    PyTypeObject *sure = NULL;
+    while (index < size) {
+        Py_ssize_t count = know_block(table, &items[index], size - index, known);
+        for (Py_ssize_t at = 0; at < count; at++, index++) {
+            if (known[at] == NULL || quick(known[at], items[index], &sure) <= 0) {
+                return index;
+            }
         }
     }
+    return index;
 }
 
 /* Items from `start` on, each by what is found for its type, up to the first that is for the Python: its index.
  *
  * `quick` runs nobody's code. Where it does not do, the type is looked up in the dict and `step` makes the step, both of
  * which may run code of the user's: the item and what was found are held meanwhile, and everything is read anew. */
-static PyObject *
+static ALWAYS_INLINE PyObject *
 bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep quick, BulkStep step)
 {
     Py_ssize_t index;
@@ -1100,40 +1158,34 @@ bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep quick, BulkStep s
         return usual < 0 ? NULL : Py_NewRef(args[2]);
     }
     PyObject *by_type = args[0], *items = args[1];
-    TypeTable *table = Py_IS_TYPE(by_type, &TypeTableType) ? (TypeTable *)by_type : NULL;
-    int done = 1;
-    while (index < PySequence_Fast_GET_SIZE(items)) {
-        PyObject *item = PySequence_Fast_GET_ITEM(items, index);
-        if (table != NULL) {
-            look_ahead(table, items, index);
-            PyObject *known = table_known(table, Py_TYPE(item));
-            if (known != NULL && quick(known, item) > 0) {
-                index++;
-                continue;
-            }
+    int is_table = Py_IS_TYPE(by_type, &TypeTableType), done = 1;
+    while (done > 0) {
+        if (is_table && ((TypeTable *)by_type)->lines != 0) {
+            index = bulk_known((TypeTable *)by_type, PySequence_Fast_ITEMS(items), index,
+                               PySequence_Fast_GET_SIZE(items), quick);
         }
-        Py_INCREF(item);
-        PyObject *found = look_up(by_type, Py_TYPE(item));
-        if (found == NULL) {
-            done = 0;
-            if (PyErr_Occurred()) {
-                if (PyErr_ExceptionMatches(PyExc_KeyError)) {
-                    PyErr_Clear();
-                }
-                else {
-                    done = -1;
-                }
-            }
-        }
-        else {
-            done = step(found, item);
-            Py_DECREF(found);
-        }
-        Py_DECREF(item);
-        if (done <= 0) {
+        if (index >= PySequence_Fast_GET_SIZE(items)) {
             break;
         }
-        index++;
+        if (PyErr_Occurred()) {
+            return NULL; /* no memory for it */
+        }
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(items, index));
+        PyObject *found = look_up(by_type, Py_TYPE(item));
+        if (found != NULL) {
+            PyTypeObject *sure = NULL;
+            done = step(found, item, &sure);
+            Py_DECREF(found);
+        }
+        else if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_KeyError)) {
+            done = -1;
+        }
+        else {
+            PyErr_Clear();
+            done = 0;
+        }
+        Py_DECREF(item);
+        index += done > 0;
     }
     return done < 0 ? NULL : PyLong_FromSsize_t(index);
 }
@@ -1145,8 +1197,8 @@ put_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return bulk_by_type(args, count, place_put, route_put);
 }
 
-static int
-list_put(PyObject *list, PyObject *item)
+static inline int
+list_put(PyObject *list, PyObject *item, PyTypeObject **Py_UNUSED(sure))
 {
     if (!PyList_CheckExact(list)) {
         return 0;

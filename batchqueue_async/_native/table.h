@@ -42,27 +42,37 @@ find_by_type(PyObject *by_type, PyTypeObject *kind)
     return is_plain(kind) ? PyDict_GetItemWithError(by_type, (PyObject *)kind) : NULL;
 }
 
+/* The line of a type, among so many lines. */
+static inline const TablePlace *
+line_of(const TablePlace *places, Py_ssize_t lines, PyTypeObject *kind)
+{
+    uint64_t mixed = (uint64_t)(uintptr_t)kind * UINT64_C(0x9E3779B97F4A7C15);
+    return &places[PLACES * (Py_ssize_t)((mixed >> 32) & (uint64_t)(lines - 1))];
+}
+
 static inline TablePlace *
 table_line(TypeTable *self, PyTypeObject *kind)
 {
-    uint64_t mixed = (uint64_t)(uintptr_t)kind * UINT64_C(0x9E3779B97F4A7C15);
-    return &self->places[PLACES * (Py_ssize_t)((mixed >> 32) & (uint64_t)(self->lines - 1))];
+    return (TablePlace *)line_of(self->places, self->lines, kind);
 }
 
-/* What is known of a type without the dict: a borrowed reference, or NULL. It runs nobody's code. */
+/* What a line says of a type: a borrowed reference, or NULL. */
 static inline PyObject *
-table_known(TypeTable *self, PyTypeObject *kind)
+line_known(const TablePlace *line, PyTypeObject *kind)
 {
-    if (self->lines == 0) {
-        return NULL;
-    }
-    TablePlace *line = table_line(self, kind);
     for (int index = 0; index < PLACES; index++) {
         if (line[index].kind == kind) {
             return line[index].found;
         }
     }
     return NULL;
+}
+
+/* What is known of a type without the dict: a borrowed reference, or NULL. It runs nobody's code. */
+static inline PyObject *
+table_known(TypeTable *self, PyTypeObject *kind)
+{
+    return self->lines == 0 ? NULL : line_known(table_line(self, kind), kind);
 }
 
 /* Forget everything. Finalizers run when the table is empty. */
