@@ -481,17 +481,19 @@ take_whole(PyObject *ready, PartitionFields *self, PyObject *chunks, Py_ssize_t 
     return failed || PyErr_Occurred() ? -1 : size;
 }
 
-/* The loop of DrainTask._take(ready, chunks, left, most), up to the first partition that is for the Python: how many
- * are left, how many items were taken, and the time of the oldest, or infinity. */
+/* The loop of DrainTask._take(ready, chunks, left, most, together), up to the first partition that is for the Python: how
+ * many are left, how many items were taken, and the time of the oldest, or infinity. `most` bounds what is taken from
+ * each, `together` what is taken from all. */
 static PyObject *
 take_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 4 || !Py_IS_TYPE(args[0], deque_type) || !PyList_CheckExact(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "ready, chunks, left and most are wanted");
+    if (count != 5 || !Py_IS_TYPE(args[0], deque_type) || !PyList_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "ready, chunks, left, most and together are wanted");
         return NULL;
     }
     PyObject *ready = args[0], *chunks = args[1];
     Py_ssize_t left = PyLong_AsSsize_t(args[2]), most = PyLong_AsSsize_t(args[3]);
+    Py_ssize_t together = PyLong_AsSsize_t(args[4]);
     if (PyErr_Occurred()) {
         return NULL;
     }
@@ -507,7 +509,7 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
         if (is_kind(partition, &PartitionFieldsType)) {
             PyObject *began = ((PartitionFields *)partition)->since;
             since = began != NULL && PyFloat_CheckExact(began) ? PyFloat_AS_DOUBLE(began) : 0.0;
-            size = take_whole(ready, (PartitionFields *)partition, chunks, most);
+            size = take_whole(ready, (PartitionFields *)partition, chunks, most < together ? most : together);
         }
         Py_DECREF(partition);
         if (size < 0) {
@@ -517,6 +519,7 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
             break;
         }
         taken += size;
+        together -= size;
         oldest = since < oldest ? since : oldest;
     }
     return Py_BuildValue("nnd", left, taken, oldest);

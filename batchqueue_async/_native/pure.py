@@ -203,9 +203,9 @@ def group_by_type(items: list[Any]) -> list[list[Any]] | None:
     return None
 
 
-def take_usual(ready: Any, chunks: list[Any], left: int, most: int) -> tuple[int, int, float]:
+def take_usual(ready: Any, chunks: list[Any], left: int, most: int, together: int) -> tuple[int, int, float]:
     """Take partitions whole, up to the first that is not usual; none, as the Python has its own loop."""
-    del ready, chunks, most
+    del ready, chunks, most, together
     return left, 0, inf
 
 

@@ -18,9 +18,10 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
+from sys import maxsize
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from batchqueue_async._native import DrainFields, compiled, finish_usual, take_usual
+from batchqueue_async._native import DrainFields, accelerated, compiled, finish_usual, take_usual
 from batchqueue_async._support.contexts import InContexts
 from batchqueue_async.queue.deadlock import HandlerWaits, waits
 from batchqueue_async.queue.round import Round, current_round
@@ -305,13 +306,18 @@ class DrainTask(DrainFields, Generic[T]):
         taken = 0
         chunks = current.chunks
         each_lingers = self.dispatch.lingers
+        usual = accelerated and not each_lingers
         left = len(ready)
         while left:
-            if not (whole or each_lingers):
-                left, more, since = take_usual(ready, chunks, left, budget)
+            if usual:
+                left, more, since = take_usual(ready, chunks, left, budget, budget if whole else maxsize)
                 if more:
                     taken += more
                     oldest = min(oldest, since)
+                    if whole:
+                        budget -= more
+                        if not budget:
+                            break
                     continue
             left -= 1
             partition = ready.popleft()

@@ -9,6 +9,7 @@ import logging
 import sys
 import weakref
 from collections import deque
+from sys import maxsize
 from typing import Any
 
 import pytest
@@ -358,7 +359,7 @@ def partition_like(**fields):
 def test_a_partition_that_is_not_usual_is_left_where_it_is(fields):
     partition = partition_like(**fields)
     ready, chunks = deque([partition]), []
-    assert _native.take_usual(ready, chunks, 1, 100) == (1, 0, float("inf"))
+    assert _native.take_usual(ready, chunks, 1, 100, maxsize) == (1, 0, float("inf"))
     assert list(ready) == [partition]
     assert chunks == []
 
@@ -367,7 +368,7 @@ def test_a_partition_that_is_not_usual_is_left_where_it_is(fields):
 def test_a_usual_partition_is_taken_whole():
     partition = partition_like(_sealed=deque())
     ready, chunks = deque([partition, 5]), []
-    assert _native.take_usual(ready, chunks, 2, 100) == (1, 1, 1.0)
+    assert _native.take_usual(ready, chunks, 2, 100, maxsize) == (1, 1, 1.0)
     assert chunks == [(partition, [1], None)]
     assert (partition.tail, partition.removed, partition.in_flight) == ([], 1, 1)
     assert _native.finish_usual(chunks) == 1
@@ -375,9 +376,46 @@ def test_a_usual_partition_is_taken_whole():
     partition.ranges = 1
     assert _native.finish_usual([(partition, [], None)]) == 0
     assert _native.finish_usual([5]) == 0
-    for arguments in [(ready, chunks), (5, chunks, 1, 1), (ready, 5, 1, 1), (ready, chunks, "", 1)]:
+    for arguments in [
+        (ready, chunks),
+        (5, chunks, 1, 1, 1),
+        (ready, 5, 1, 1, 1),
+        (ready, chunks, "", 1, 1),
+        (ready, chunks, 1, 1, ""),
+    ]:
         with pytest.raises(TypeError):
             _native.take_usual(*arguments)
+
+
+@compiled_only
+def test_partitions_are_taken_as_long_as_they_fit_together():
+    parts = [partition_like(tail=[1] * size) for size in (3, 2, 2)]
+    ready, chunks = deque(parts), []
+    assert _native.take_usual(ready, chunks, 3, 5, 6) == (1, 5, 1.0)
+    assert list(ready) == parts[2:]
+    assert [len(items) for _, items, _ in chunks] == [3, 2]
+    assert _native.take_usual(ready, chunks, 1, 1, 6) == (1, 0, float("inf"))
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+async def test_a_single_consumer_gets_at_most_so_many_items_of_all_partitions_together(partitions):
+    seen: list[list[int]] = []
+
+    async def consume(batch):
+        seen.append(batch)
+
+    config = bq.QueueConfig(
+        consumer=consume, max_batch=10, partitions=bq.PartitionPolicy.fixed(partitions), selector=lambda item, _: item
+    )
+    queue: Any = bq.BatchQueue("single", config)
+    for number in (3, 9, 30, 31):
+        items = [each % partitions for each in range(number)]
+        assert queue.produce_many_nowait(items) == number
+        await queue.flush()
+        assert {len(batch) for batch in seen[:-1]} <= {10}
+        assert sorted(item for batch in seen for item in batch) == sorted(items)
+        seen.clear()
+    await queue.shutdown()
 
 
 @compiled_only
@@ -406,12 +444,12 @@ def test_a_finalizer_may_find_the_list_that_its_item_was_in(deed, count):
     for _ in range(3):
         chunks: list[Any] = []
         partition = partition_like(tail=[*(Item() for _ in range(count - 1)), Last()])
-        _native.take_usual(deque([partition]), chunks, 1, count)
+        _native.take_usual(deque([partition]), chunks, 1, count, maxsize)
         assert len(chunks[0][1]) == count
         assert _native.finish_usual(chunks) == 1
         # whatever the finalizer did, the next round begins with an empty list
         again = partition_like()
-        _native.take_usual(deque([again]), [], 1, 5)
+        _native.take_usual(deque([again]), [], 1, 5, maxsize)
         assert again.tail == []
         assert not any(again.tail is each for each in kept)
         kept.clear()
@@ -423,10 +461,10 @@ def test_a_short_list_comes_back_with_its_memory_and_a_long_one_without():
     def size_after(count):
         partition = partition_like(tail=list(range(count)))
         chunks: list[Any] = []
-        _native.take_usual(deque([partition]), chunks, 1, count)
+        _native.take_usual(deque([partition]), chunks, 1, count, maxsize)
         _native.finish_usual(chunks)
         again = partition_like()
-        _native.take_usual(deque([again]), [], 1, 5)
+        _native.take_usual(deque([again]), [], 1, 5, maxsize)
         assert again.tail == []
         return sys.getsizeof(again.tail)
 
@@ -438,7 +476,7 @@ def test_a_short_list_comes_back_with_its_memory_and_a_long_one_without():
 @compiled_only
 def test_the_next_list_begins_with_as_many_places_as_items_were_taken_last():
     partition = partition_like(tail=list(range(1_000)), fast_slots=_native.Countdown(None, 3))
-    _native.take_usual(deque([partition]), [], 1, 1_000)
+    _native.take_usual(deque([partition]), [], 1, 1_000, maxsize)
     assert sys.getsizeof(partition.tail) == sys.getsizeof([])
     partition.fast_slots = _native.Countdown(None, 5_000)
     sizes = set()
@@ -675,7 +713,7 @@ async def test_sizes_that_were_folded_away_are_counted_all_the_same():
 def test_a_partition_keeps_its_countdown_from_round_to_round():
     partition = partition_like(fast_slots=_native.Countdown(None, 3))
     slots = partition.fast_slots
-    _native.take_usual(deque([partition]), [], 1, 5)
+    _native.take_usual(deque([partition]), [], 1, 5, maxsize)
     assert partition.fast_slots is slots
     assert slots.__length_hint__() == 0
     assert next(slots, 5) == 5
