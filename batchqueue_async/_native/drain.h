@@ -120,11 +120,12 @@ list_partition(DrainFields *drain, PyObject *partition)
     return done == NULL ? -1 : 1;
 }
 
-/* Partition.offer, where the partition is empty and has a drain task that is awake: 1, 0 for the Python, or -1.
+/* Partition.offer and offer_many, where the partition is empty and has a drain task that is awake: 1, 0 for the Python,
+ * or -1.
  *
- * `into` is the partition itself, or one of its lanes. */
+ * `into` is the partition itself, or one of its lanes; `many` is a list or a tuple of items, or NULL: then it is `item`. */
 static int
-put_first(PyObject *into, PyObject *item)
+put_first(PyObject *into, PyObject *item, PyObject *many)
 {
     PartitionFields *partition;
     if (is_kind(into, &LaneFieldsType)) {
@@ -157,23 +158,27 @@ put_first(PyObject *into, PyObject *item)
         PyObject *tail = ((Place *)into)->tail;
         DrainFields *still = drain_of(partition);
         /* the last look: from here on nobody else's code runs */
-        if (may_be_first(partition) && still == drain && is_none(drain->sleeper) && drain->ready != NULL
-            && Py_IS_TYPE(drain->ready, deque_type) && tail != NULL && PyList_CheckExact(tail)
+        PyObject *const *items = many == NULL ? &item : PySequence_Fast_ITEMS(many);
+        Py_ssize_t count = many == NULL ? 1 : PySequence_Fast_GET_SIZE(many);
+        if (may_be_first(partition) && count > 0 && count <= partition->capacity - partition->held && still == drain
+            && is_none(drain->sleeper) && drain->ready != NULL && Py_IS_TYPE(drain->ready, deque_type) && tail != NULL && PyList_CheckExact(tail)
             && !(is_lane && (((LaneFields *)into)->asleep || partition->lanes == NULL))) {
             Py_ssize_t end = PyList_GET_SIZE(tail);
-            put = PyList_Append(tail, item) < 0 ? -1 : list_partition(drain, (PyObject *)partition);
+            put = list_extend(tail, items, count, ((Place *)into)->batch) < 0
+                      ? -1
+                      : list_partition(drain, (PyObject *)partition);
             if (put < 0 && PyList_GET_SIZE(tail) > end) {
                 PyObject *type, *value, *traceback;
                 PyErr_Fetch(&type, &value, &traceback);
-                PyList_SetSlice(tail, end, end + 1, NULL);
+                PyList_SetSlice(tail, end, PyList_GET_SIZE(tail), NULL);
                 PyErr_Restore(type, value, traceback);
             }
             if (put > 0) {
                 Py_ssize_t before = countdown_of(&partition->place)->left;
-                slots->left = partition->capacity - partition->held - 1;
+                slots->left = partition->capacity - partition->held - count;
                 partition->listed = 1;
                 if (partition->lanes != NULL && partition->lanes != Py_None) {
-                    partition->in_lanes += is_lane + partition->armed - before;
+                    partition->in_lanes += (is_lane ? count : 0) + partition->armed - before;
                     partition->armed = slots->left;
                 }
                 Py_XSETREF(partition->since, Py_NewRef(now));

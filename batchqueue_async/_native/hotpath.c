@@ -119,6 +119,39 @@ list_append(PyObject *list, PyObject *item, Py_ssize_t expected)
     return 0;
 }
 
+/* list.extend(items), where the items are not those of the list itself: all, or none for want of memory. */
+static int
+list_extend(PyObject *list, PyObject *const *items, Py_ssize_t count, Py_ssize_t expected)
+{
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    if (size + count > ((PyListObject *)list)->allocated) {
+        Py_ssize_t more = size + size / 2;
+        more = more > expected ? more : expected;
+        if (list_reserve(list, more > size + count ? more : size + count) < 0) {
+            return -1;
+        }
+    }
+    if (size + count <= ((PyListObject *)list)->allocated) {
+        PyObject **into = &((PyListObject *)list)->ob_item[size];
+        for (Py_ssize_t index = 0; index < count; index++) {
+            PyObject *item = items[index];
+            into[index] = Py_NewRef(item);
+        }
+        Py_SET_SIZE(list, size + count);
+        return 0;
+    }
+    for (Py_ssize_t index = 0; index < count; index++) {
+        if (PyList_Append(list, items[index]) < 0) {
+            PyObject *type, *value, *traceback;
+            PyErr_Fetch(&type, &value, &traceback);
+            PyList_SetSlice(list, size, PyList_GET_SIZE(list), NULL);
+            PyErr_Restore(type, value, traceback);
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* -- Countdown: itertools.repeat(None, n), whose count can be read and taken from C ------------------------------- */
 
 typedef struct {
@@ -221,6 +254,31 @@ place_put(PyObject *route, PyObject *item, PyTypeObject **sure)
     return 1;
 }
 
+/* Partition.offer_many, where all items find fast slots: 1, 0 for the Python, or -1. It runs no code but its own. */
+static int
+place_put_many(PyObject *route, PyObject *items)
+{
+    if (!is_kind(route, &PlaceType)) {
+        return 0;
+    }
+    PyObject *slots = ((Place *)route)->fast_slots;
+    PyObject *tail = ((Place *)route)->tail;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+    if (slots == NULL || !Py_IS_TYPE(slots, &CountdownType) || count <= 0 || ((Countdown *)slots)->left < count
+        || tail == NULL || !PyList_CheckExact(tail) || tail == items) {
+        return 0;
+    }
+    /* What goes into a partition beside its lanes is not counted by the countdown. */
+    if (is_kind(route, &PartitionFieldsType) && ((PartitionFields *)route)->lanes != Py_None) {
+        return 0;
+    }
+    if (list_extend(tail, PySequence_Fast_ITEMS(items), count, ((Place *)route)->batch) < 0) {
+        return -1;
+    }
+    ((Countdown *)slots)->left -= count;
+    return 1;
+}
+
 static Countdown *no_slots; /* a countdown that is over, for everybody */
 
 /* -- by type ------------------------------------------------------------------------------------------------------ */
@@ -236,7 +294,7 @@ static int
 route_put(PyObject *route, PyObject *item, PyTypeObject **sure)
 {
     int put = place_put(route, item, sure);
-    return put != 0 ? put : put_first(route, item);
+    return put != 0 ? put : put_first(route, item, NULL);
 }
 
 /* -- Entrance: the queue, as a producer sees it --------------------------------------------------------------------- */
@@ -284,7 +342,7 @@ entrance_put(PyObject *op, PyObject *item)
     int put = place_put(route, item, &sure); /* nobody's code runs up to here, so that nothing need be held */
     if (put == 0) {
         Py_INCREF(route);
-        put = put_first(route, item);
+        put = put_first(route, item, NULL);
         Py_DECREF(route);
     }
     return put;
@@ -1206,6 +1264,22 @@ list_put(PyObject *list, PyObject *item, PyTypeObject **Py_UNUSED(sure))
     return list_append(list, item, 0) < 0 ? -1 : 1;
 }
 
+/* Partition.offer_many(items, into), with the partition or the lane as the first argument: whether all are in. */
+static PyObject *
+put_together(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "a place and items are wanted");
+        return NULL;
+    }
+    int put = 0;
+    if (PyList_CheckExact(args[1]) || PyTuple_CheckExact(args[1])) {
+        put = place_put_many(args[0], args[1]);
+        put = put != 0 ? put : put_first(args[0], NULL, args[1]);
+    }
+    return put < 0 ? NULL : PyBool_FromLong(put);
+}
+
 /* The loop of Dispatcher._sort, up to the first item of a type that is not in `by_type`. */
 static PyObject *
 sort_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
@@ -1298,6 +1372,8 @@ one_type(PyObject *Py_UNUSED(module), PyObject *items)
 static PyMethodDef module_methods[] = {
     {"put_run", (PyCFunction)(void (*)(void))put_run, METH_FASTCALL,
      "Put items into the fast slots of their types, from an index on; the index of the first that has none."},
+    {"put_together", (PyCFunction)(void (*)(void))put_together, METH_FASTCALL,
+     "Put items into free places of a partition or a lane, all or none: whether they are in."},
     {"sort_run", (PyCFunction)(void (*)(void))sort_run, METH_FASTCALL,
      "Append items to the lists of their types, from an index on; the index of the first whose type has none."},
     {"put_credits", (PyCFunction)(void (*)(void))put_credits, METH_FASTCALL,

@@ -37,6 +37,7 @@ __all__ = [
     "one_type",
     "put_credits",
     "put_run",
+    "put_together",
     "sort_run",
     "take_usual",
 ]
@@ -169,6 +170,12 @@ def put_run(by_type: Mapping[type, Any], items: Sequence[Any], start: int) -> in
         else:
             return index
     return len(items)
+
+
+def put_together(place: Any, items: Sequence[Any]) -> bool:
+    """Put items into free places of a partition or a lane, all or none; none, as `Partition.offer_many` does so."""
+    del place, items
+    return False
 
 
 def sort_run(by_type: Mapping[type, list[Any]], items: Sequence[Any], start: int) -> int:

@@ -295,7 +295,7 @@ class DrainTask(DrainFields, Generic[T]):
             if partition.next_owner is not None:
                 self._give_to_next_owner(partition)
 
-    def _take(  # noqa: C901, PLR0912 - a hot path, written out
+    def _take(  # noqa: C901, PLR0912, PLR0915 - a hot path, written out
         self, current: Round[T], now: float
     ) -> None:
         """Move a bounded batch of each ready partition into the round, which owns them from here on."""

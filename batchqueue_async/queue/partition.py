@@ -31,7 +31,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async._native import NO_SLOTS, Countdown, LaneFields, PartitionFields
+from batchqueue_async._native import NO_SLOTS, Countdown, LaneFields, PartitionFields, accelerated, put_together
 from batchqueue_async.errors import ItemDroppedError
 from batchqueue_async.queue.completion import RangeQueue
 from batchqueue_async.queue.waiters import Waiter, WaiterQueue
@@ -379,6 +379,8 @@ class Partition(PartitionFields, Generic[T]):
 
     def offer_many(self, items: Sequence[T], into: Lane[T] | None = None) -> bool:
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
+        if accelerated and put_together(into or self, items):
+            return True
         if self.closed or self.waiters is not None or not self.make_room(len(items)):
             return False
         if self.byte_room is not None:

@@ -150,6 +150,8 @@ class Hostility:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             bq.BatchQueue.produce_nowait(entrance, self.item())
+        some: list[Any] = [[], (1, 2), [self.item()], 5]
+        _native.put_together(self.rng.choice([place, *values]), self.rng.choice(some))
 
     async def step(self) -> None:
         if self.rng.random() < 0.5:

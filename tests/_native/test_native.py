@@ -445,6 +445,80 @@ def test_bulk_steps_do_what_their_python_does(kinds, start, known, room):
     assert _native.one_type(tuple(items)) == pure.one_type(tuple(items))
 
 
+@compiled_only
+@pytest.mark.parametrize("room", [0, 1, 15, 16, 17, 40, 99, 100])
+@pytest.mark.parametrize("stranger", [0, 15, 16, 33, 100])
+def test_long_lists_are_put_in_up_to_the_first_item_that_is_for_the_python(room, stranger):
+    kinds: list[Any] = [type(f"Kind{number}", (), {}) for number in range(7)]
+    table = _native.TypeTable()
+    slots = _native.Countdown(None, room)
+    for kind in kinds:
+        table[kind] = place = _native.Place()
+        place.tail, place.fast_slots = [], _native.Countdown(None, 9)
+        _native.put_run(table, [kind()] * 3, 0)  # from the second look-up on a type is found in the table
+        place.tail, place.fast_slots = [], slots
+    items = [kinds[number % len(kinds)]() for number in range(100)]
+    items.insert(stranger, ...)
+    end = _native.put_run(table, items, 0)
+    assert end == min(stranger, room)
+    assert slots.__length_hint__() == room - end
+    for kind, place in table.items():
+        assert place.tail == [item for item in items[:end] if type(item) is kind]
+
+
+@compiled_only
+def test_items_come_in_together_or_not_at_all():
+    place, items = _native.Place(), [1, 2, 3]
+    for tail, slots, some in [
+        ([], _native.Countdown(None, 2), items),
+        ([], iter(range(5)), items),
+        ([], _native.Countdown(None, 5), []),
+        ([], _native.Countdown(None, 5), 5),
+        ((), _native.Countdown(None, 5), items),
+        (items, _native.Countdown(None, 5), items),
+    ]:
+        place.tail, place.fast_slots = tail, slots
+        before = [*tail]
+        assert not _native.put_together(place, some)
+        assert [*tail] == before
+    for some in (items, (1, 2, 3)):
+        place.tail, place.fast_slots = [0], _native.Countdown(None, 3)
+        assert _native.put_together(place, some)
+        assert (place.tail, place.fast_slots.__length_hint__()) == ([0, 1, 2, 3], 0)
+    assert not _native.put_together(_native.Place(), items)
+    assert not _native.put_together(5, items)
+    with pytest.raises(TypeError):
+        _native.put_together(place)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+async def test_a_list_that_changes_as_it_comes_in_is_counted_as_it_was_put_in(typed):
+    seen: list[object] = []
+
+    async def collect(batch):
+        seen.extend(batch)
+
+    partitions = bq.PartitionPolicy.fixed(4 if typed else 1)
+    queue: Any = bq.BatchQueue("changing", bq.QueueConfig(partitions=partitions, fallback=collect))
+    queue.produce_nowait(0)
+    await queue.flush()
+    items: list[int] = [1, 2, 3]
+    clock = queue._drains[0].clock
+
+    def tick():
+        items[1:] = []
+        return clock()
+
+    for drain in queue._drains:
+        drain.clock = tick
+    queue.produce_many_nowait(items)
+    await queue.flush()
+    stats = queue.stats()
+    assert stats.accepted == stats.handled == len(seen)
+    assert seen[:2] == [0, 1]
+    await queue.shutdown()
+
+
 # -- from threads ----------------------------------------------------------------------------------------------------
 
 
