@@ -161,7 +161,8 @@ put_first(PyObject *into, PyObject *item, PyObject *many)
         PyObject *const *items = many == NULL ? &item : PySequence_Fast_ITEMS(many);
         Py_ssize_t count = many == NULL ? 1 : PySequence_Fast_GET_SIZE(many);
         if (may_be_first(partition) && count > 0 && count <= partition->capacity - partition->held && still == drain
-            && is_none(drain->sleeper) && drain->ready != NULL && Py_IS_TYPE(drain->ready, deque_type) && tail != NULL && PyList_CheckExact(tail)
+            && is_none(drain->sleeper) && drain->ready != NULL && Py_IS_TYPE(drain->ready, deque_type) && tail != NULL
+            && tail != many && PyList_CheckExact(tail)
             && !(is_lane && (((LaneFields *)into)->asleep || partition->lanes == NULL))) {
             Py_ssize_t end = PyList_GET_SIZE(tail);
             put = list_extend(tail, items, count, ((Place *)into)->batch) < 0

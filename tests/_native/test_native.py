@@ -491,6 +491,19 @@ def test_items_come_in_together_or_not_at_all():
         _native.put_together(place)
 
 
+@compiled_only
+async def test_a_list_does_not_go_into_itself(queue):
+    await queue.produce(0)
+    await queue.flush()
+    partition, drain = queue._router.partitions[0], queue._drains[0]
+    sleeper, drain._sleeper = drain._sleeper, None  # as in a round: only then are first items taken without a wake-up
+    partition.tail = [1]
+    assert not _native.put_together(partition, partition.tail)
+    assert partition.tail == [1]
+    partition.tail = []
+    drain._sleeper = sleeper
+
+
 @pytest.mark.parametrize("typed", [False, True])
 async def test_a_list_that_changes_as_it_comes_in_is_counted_as_it_was_put_in(typed):
     seen: list[object] = []
