@@ -197,7 +197,7 @@ class KeyOrder:
             key = self._key(payloads[one.low])
             # It is hashed here, and compared with every key that it will be compared with.
             for keys in (self._busy, self._held, mine):
-                key in keys  # noqa: B015 - asked for its errors
+                _ = key in keys
         except Exception:  # noqa: BLE001 - the user's function; the record is as good as any, and so are its neighbours
             # Those whose key can't be told are in order among each other.
             self.failures += 1

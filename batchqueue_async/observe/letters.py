@@ -73,7 +73,7 @@ class SameUserProtocol(Connection):
             log.warning("foreign_user_refused")
             transport.close()
             return
-        super().connection_made(transport)  # type: ignore[arg-type]
+        super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         """Take what was sent."""
