@@ -63,7 +63,7 @@ class AmqpDelivery(Delivery):
     def properties(self) -> Any:
         """Its properties, as the client's object; those that it can't read, and what comes after them, are not there.
 
-        The broker passes on whatever a publisher has sent: text that is not UTF-8, a time that no calendar has.
+        The broker passes on everything that a publisher has sent: text that is not UTF-8, a time that no calendar has.
         """
         if self._parsed is None:
             header = require("pamqp.header", "amqp").ContentHeader()
