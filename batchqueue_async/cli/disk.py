@@ -252,7 +252,9 @@ def _change(arguments: Arguments, verb: Verb, before: float | None) -> int:
         changed = change_here(arguments.path, verb, seqs=seqs, before=before)
     except LockedError as error:
         line = shlex.join(["batchqueue", "dead-letters", verb, str(arguments.path)])
-        raise LockedError(f"{error}; `{line}` asks the process that has it to do it") from None
+        raise LockedError(
+            f"{error}; `{line}` asks the process that has it, and its code can call DurableQueue.{verb}_dead_letters()"
+        ) from None
     return say_changed(arguments, verb, changed)
 
 

@@ -68,7 +68,7 @@ async def test_beside_a_running_owner(spool, capsys):
             assert await asyncio.to_thread(main, ["disk", "dead-letters", action, str(spool)]) == 2
             error = capsys.readouterr().err
             assert f'"pid": {os.getpid()}' in error
-            assert "and nothing was changed; stop that, run this again, and start it, or let its code call" in error
+            assert "and nothing was changed; `batchqueue dead-letters " in error
             assert f"DurableQueue.{action}_dead_letters()" in error
             assert callable(getattr(queue, f"{action}_dead_letters"))
         assert await queue.put(b"the owner goes on") > 0
