@@ -96,19 +96,34 @@ _CANCELLED = "CANCELLED_AND_NOTIFIED"
 _FINISHED = "FINISHED"
 
 
-class _NoLock:
-    """What a `SafeFuture` has in the place of its lock, for those who believe that they have to take it."""
+class _Look:
+    """What a `SafeFuture` has in the place of its lock, for those who believe that they have to take it.
+
+    Whoever takes it sees the future as it is then until they give it back: those who look several times count on that.
+    """
+
+    def __init__(self, future: SafeFuture[Any]) -> None:
+        self._future = future
+        self._seen: dict[int, _Outcome] = {}
 
     def acquire(self) -> None:
         """Nothing has to be waited for."""
+        self._seen[threading.get_ident()] = self._future.outcome
 
     def release(self) -> None:
-        """Nothing was taken."""
+        """See what is."""
+        self._seen.pop(threading.get_ident(), None)
 
     __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.release()
+
+    @property
+    def outcome(self) -> _Outcome:
+        """What this thread is to see."""
+        seen = self._seen.get(threading.get_ident())
+        return self._future.outcome if seen is None else seen
 
 
 class _Waiters(list[Any]):
@@ -120,7 +135,8 @@ class _Waiters(list[Any]):
 
     def append(self, waiter: Any) -> None:
         super().append(waiter)
-        self._future.settled.when_set(partial(self._tell, waiter))
+        if self._future.look.outcome is _OPEN:  # else they know it already, and don't count on being told
+            self._future.settled.when_set(partial(self._tell, waiter))
 
     def _tell(self, waiter: Any) -> None:
         if waiter in self:
@@ -146,22 +162,26 @@ class SafeFuture(Future[R]):
     def __init__(self) -> None:
         # Not the base's: what it would set is derived from the outcome here.
         self._decided: dict[int, _Outcome] = {}
-        self._condition: Any = _NoLock()
         self.settled = ThreadFlag()
         """Set as it is resolved or cancelled."""
 
     @property
-    def _outcome(self) -> _Outcome:
+    def outcome(self) -> _Outcome:
+        """What has become of it."""
         return self._decided.get(0, _OPEN)
 
+    # Made when they are asked for: they lead back to the future.
+    look = cached_property(_Look)
+    _waiters: Any = cached_property(_Waiters)
+
     # The names by which concurrent.futures and asyncio look into a future.
-    _state: Any = property(lambda self: self._outcome.state)
-    _result: Any = property(lambda self: self._outcome.result)
-    _exception: Any = property(lambda self: self._outcome.error)
-    _waiters: Any = cached_property(_Waiters)  # made when it is asked for: it leads back to the future
+    _condition: Any = property(lambda self: self.look)
+    _state: Any = property(lambda self: self.look.outcome.state)
+    _result: Any = property(lambda self: self.outcome.result)
+    _exception: Any = property(lambda self: self.outcome.error)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} at {id(self):#x} state={self._outcome.state.lower()}>"
+        return f"<{type(self).__name__} at {id(self):#x} state={self.outcome.state.lower()}>"
 
     def _decide(self, outcome: _Outcome) -> bool:
         won = self._decided.setdefault(0, outcome) is outcome
@@ -180,12 +200,12 @@ class SafeFuture(Future[R]):
     def set_result(self, result: R) -> None:
         """Give the result; see `concurrent.futures.Future.set_result`."""
         if not self.resolve(result):
-            raise InvalidStateError(f"{self._outcome.state}: {self!r}")
+            raise InvalidStateError(f"{self.outcome.state}: {self!r}")
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Give the error; see `concurrent.futures.Future.set_exception`."""
         if not self._decide(_Outcome(_FINISHED, error=exception)):
-            raise InvalidStateError(f"{self._outcome.state}: {self!r}")
+            raise InvalidStateError(f"{self.outcome.state}: {self!r}")
 
     def set_running_or_notify_cancel(self) -> bool:
         """Whether somebody still waits for it; it can be cancelled until it is resolved."""
@@ -198,7 +218,7 @@ class SafeFuture(Future[R]):
 
     def cancelled(self) -> bool:
         """Whether it is cancelled."""
-        return self._outcome.state == _CANCELLED
+        return self.outcome.state == _CANCELLED
 
     def running(self) -> bool:
         """Never: until it is resolved it can be cancelled."""
@@ -236,7 +256,7 @@ class SafeFuture(Future[R]):
     def _wait(self, timeout: float | None) -> _Outcome:
         if not self.done() and not self.settled.wait(timeout):
             raise TimeoutError
-        outcome = self._outcome
+        outcome = self.outcome
         if outcome.state == _CANCELLED:
             raise CancelledError
         return outcome

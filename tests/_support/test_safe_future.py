@@ -91,6 +91,39 @@ def test_the_standard_library_waits_for_it(how, before):
     assert set(concurrent.futures.as_completed(futures, timeout=PATIENCE)) == set(futures)
 
 
+def test_c_24_who_waits_for_a_settled_future_and_an_open_one_waits_for_both():
+    settled, still_open = SafeFuture(), SafeFuture()
+    settled.set_result(1)
+    assert concurrent.futures.wait([settled, still_open], timeout=0.01) == ({settled}, {still_open})
+    threading.Timer(0.01, still_open.set_result, (2,)).start()
+    assert concurrent.futures.wait([settled, still_open], timeout=PATIENCE) == ({settled, still_open}, set())
+    one, other = SafeFuture(), SafeFuture()
+    one.set_result(1)
+    threading.Timer(0.01, other.set_result, (2,)).start()
+    assert [each.result() for each in concurrent.futures.as_completed([one, other], timeout=PATIENCE)] == [1, 2]
+
+
+@pytest.mark.parametrize("look", [1, 2])
+def test_c_24_a_future_that_is_settled_between_two_looks_is_counted_once(look):
+    """Of those who wait for all, some look at each future more than once before they wait."""
+    looks = 0
+
+    class Settled(SafeFuture):
+        @property
+        def _state(self):
+            nonlocal looks
+            looks += 1
+            if looks == look:
+                self.set_result(1)
+            return super()._state
+
+    first, second = Settled(), SafeFuture()
+    threading.Timer(0.05, second.set_result, (2,)).start()
+    done, left = concurrent.futures.wait([first, second], timeout=PATIENCE)
+    assert (done, left) == ({first, second}, set())
+    assert second.result(0) == 2
+
+
 def test_a_wait_that_was_given_up_is_told_nothing():
     future = SafeFuture()
     assert concurrent.futures.wait([future], timeout=0.001).not_done == {future}
