@@ -160,6 +160,8 @@ class Lease:
     def extend_by(self, runs: list[Run]) -> None:
         """For the owner, before it hands the lease out: these are in it too."""
         self._all += runs
+        if not self._newest_first:
+            self._all.sort()  # by number: in an order by key, older ones may have become free meanwhile
 
     def forfeit(self) -> list[Run]:
         """What is unsettled goes back to the lease's owner, who says so: its time is over, or nobody ever got it."""

@@ -181,6 +181,7 @@ class Consumers:
 
     def check(self, lease) -> None:
         """No record before an earlier one of its key, unless that is in the same lease, before it."""
+        assert [record.seq for record in lease.records] == sorted(record.seq for record in lease.records)
         out = {seq for each in self.leases for seq in each[1]}
         mine: list[int] = []
         for record in lease.records:

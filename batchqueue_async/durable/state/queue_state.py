@@ -427,6 +427,8 @@ class QueueState:
                 break  # nothing was filtered out: `take` has gone as far as the limits allow
             max_records -= sum(run.high - run.low for run in runs)
             max_bytes -= sum(map(run_bytes, runs))
+        if self.gate is not None:
+            granted.sort()  # by number: those that had waited for their keys, and others
         return Granted(self._leased(granted), more=room <= 0)
 
     def _look_at(
