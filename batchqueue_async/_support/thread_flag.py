@@ -135,7 +135,7 @@ class _Waiters(list[Any]):
 
     def append(self, waiter: Any) -> None:
         super().append(waiter)
-        if self._future.look.outcome is _OPEN:  # else they know it already, and don't count on being told
+        if self._future.look.outcome is _OPEN:  # else whoever waits has seen that it is settled
             self._future.settled.when_set(partial(self._tell, waiter))
 
     def _tell(self, waiter: Any) -> None:

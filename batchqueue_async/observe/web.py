@@ -152,7 +152,7 @@ class _Guard:
 
 
 def _host(header: str) -> str:
-    """The host's name without its port; empty where it is none."""
+    """The host's name without its port; empty where there is none."""
     found = _HOST.fullmatch(header)
     return "" if found is None else (found["six"] or found["name"]).lower()
 

@@ -477,14 +477,15 @@ def test_a_short_list_comes_back_with_its_memory_and_a_long_one_without():
 def test_the_next_list_begins_with_as_many_places_as_items_were_taken_last():
     partition = partition_like(tail=list(range(1_000)), fast_slots=_native.Countdown(None, 3))
     _native.take_usual(deque([partition]), [], 1, 1_000, maxsize)
-    assert sys.getsizeof(partition.tail) == sys.getsizeof([])
+    assert sys.getsizeof(partition.tail) <= sys.getsizeof([None] * 128)  # it may be one that was used before
     partition.fast_slots = _native.Countdown(None, 5_000)
     sizes = set()
     for number in range(1, 3_001):
         assert _native.put_run({int: partition}, [5], 0) == 1
         assert len(partition.tail) == number
         sizes.add(sys.getsizeof(partition.tail))
-    assert len(sizes) == 4, "1,000 places at once, then half as many more each time"
+    grown = {size for size in sizes if size > sys.getsizeof([None] * 128)}
+    assert len(grown) == 4, "1,000 places at once, then half as many more each time"
 
 
 @compiled_only

@@ -89,8 +89,8 @@ class DeadLetterQueue:
             put = await self._put_many([letter.payload for letter in chosen], durability="always")
             if len(put) < len(chosen):
                 raise DiskFullError(
-                    "dead letters: the queue has no room for them, and its overflow='drop_newest' would drop them; "
-                    f"{len(chosen)} letters stay where they are. Lease and ack faster, or raise the quota"
+                    "dead letters: the queue has no room for more of them, and its overflow='drop_newest' would drop "
+                    "them; those that are left stay where they are. Lease and ack faster, or raise the quota"
                 )
             return await _settle(lease, [letter.seq for letter in chosen], wanted, progress)
 
