@@ -39,7 +39,7 @@ class Sizes:
     rebalance_window: float = 6.0
     rebalance_interval: float = 1.0
     rebalance_seconds_per_item: float = 0.0005
-    skywalking_items: int = 1_600_000
+    skywalking_items: int = 6_400_000
 
 
 # Only to see that every row runs: the figures of such a run say nothing.

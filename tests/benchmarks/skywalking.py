@@ -1,8 +1,9 @@
 """The shape of SkyWalking's BatchQueueBenchmark: 32 producers, 8 drain tasks, 16 partitions, counting handlers.
 
-There a scheduler takes each producer's thread away after a while; here each gives its turn up by itself, after `TURN`
-items. Without that the producers of one loop would fill a partition to the brim before any drain task runs, and then
-stand in line for it together, an item for each turn of the loop.
+As there, a producer goes through the types in turn, each from a type of its own on, and a drain task takes whatever a
+partition has. There a scheduler takes each producer's thread away after a while; here each gives its turn up by itself,
+after `TURN` items. Without that the producers of one loop would fill a partition to the brim before any drain task runs,
+and then stand in line for it together, an item for each turn of the loop.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import batchqueue_async as bq
 
-from .bursts import make_workload
 from .loops import LOOP_FACTORIES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ PARTITIONS = 16
 BUFFER = 50_000
 TYPES = (500, 1_000, 2_000)
 CHUNK = 1_000
-TURN = 4_000
+TURN = 8_000
 
 
 def case_name(types: int, way: str) -> str:
@@ -47,9 +47,11 @@ def measure_skywalking(sizes: Sizes, loop: str, _run: int, _subjects_only: bool)
 
 
 async def _measure(
-    types: int, count: int, produce: Callable[[bq.BatchQueue[Any], Sequence[Any], int], Coroutine[Any, Any, None]]
+    types: int, count: int, produce: Callable[[bq.BatchQueue[Any], list[Any], int], Coroutine[Any, Any, None]]
 ) -> float:
-    items = make_workload(CHUNK * 2 * (types // CHUNK + 1), types, CHUNK, "Sky").items
+    kinds = [type(f"Sky{number}", (), {"__slots__": ("value",)}) for number in range(types)]
+    each = [kind() for kind in kinds]
+    turns = max(1, count // PRODUCERS // TURN)
     handled = 0
 
     async def handle(batch: Sequence[Any]) -> None:
@@ -57,40 +59,38 @@ async def _measure(
         handled += len(batch)
 
     config: bq.QueueConfig[Any] = bq.QueueConfig(
-        workers=bq.WorkerPolicy.fixed(WORKERS), partitions=bq.PartitionPolicy.fixed(PARTITIONS), buffer_size=BUFFER
+        workers=bq.WorkerPolicy.fixed(WORKERS),
+        partitions=bq.PartitionPolicy.fixed(PARTITIONS),
+        buffer_size=BUFFER,
+        max_batch=BUFFER,
     )
     async with bq.BatchQueueManager() as manager:
         queue = manager.create("skywalking", config)
-        for kind in dict.fromkeys(map(type, items)):
+        for kind in kinds:
             queue.add_handler(kind, handle)
-        share = count // PRODUCERS // CHUNK * CHUNK or CHUNK
         start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for number in range(PRODUCERS):
-                at = number * 61 % len(items)
-                group.create_task(produce(queue, items[at:] + items[:at], share))
+                items = (each[number:] + each[:number]) * (TURN // types)
+                group.create_task(produce(queue, items, turns))
         await queue.flush()
         elapsed = time.perf_counter() - start
-    if handled != share * PRODUCERS:
-        raise RuntimeError(f"of {share * PRODUCERS} items {handled} were handled")
+    if handled != turns * TURN * PRODUCERS:
+        raise RuntimeError(f"of {turns * TURN * PRODUCERS} items {handled} were handled")
     return handled / elapsed
 
 
-async def _by_item(queue: bq.BatchQueue[Any], items: Sequence[Any], share: int) -> None:
+async def _by_item(queue: bq.BatchQueue[Any], items: list[Any], turns: int) -> None:
     produce = queue.produce
-    left, at = share, 0
-    while left:
-        turn = items[at : at + min(left, TURN)]
-        for item in turn:
+    for _ in range(turns):
+        for item in items:
             await produce(item)
-        left -= len(turn)
-        at = (at + len(turn)) % len(items)
         await asyncio.sleep(0)
 
 
-async def _by_thousands(queue: bq.BatchQueue[Any], items: Sequence[Any], share: int) -> None:
-    chunks = [list(items[at : at + CHUNK]) for at in range(0, len(items), CHUNK)]
-    for number in range(share // CHUNK):
-        await queue.produce_many(chunks[number % len(chunks)])
-        if number % (TURN // CHUNK) == 0:
-            await asyncio.sleep(0)
+async def _by_thousands(queue: bq.BatchQueue[Any], items: list[Any], turns: int) -> None:
+    chunks = [items[at : at + CHUNK] for at in range(0, len(items), CHUNK)]
+    for _ in range(turns):
+        for chunk in chunks:
+            await queue.produce_many(chunk)
+        await asyncio.sleep(0)
