@@ -12,7 +12,6 @@ where the queue is made.
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 import os
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
+from batchqueue_async._native import Turns
 from batchqueue_async._support.checks import Checkup, Choice, Function, Real, Rule, Whole, require
 from batchqueue_async.errors import ConfigError
 
@@ -241,11 +241,11 @@ class TypeHash:
 class RoundRobin:
     """Partitions take turns; see `round_robin`."""
 
-    _turns: itertools.count[int] = field(default_factory=itertools.count, compare=False, repr=False)
+    turns: Turns[int] = field(default_factory=Turns, compare=False, repr=False)
 
     def __call__(self, item: object, partition_count: int) -> int:  # noqa: ARG002 - a selector's signature
         """The partition whose turn it is."""
-        return next(self._turns) % partition_count
+        return next(self.turns) % partition_count
 
     def fresh(self) -> RoundRobin:
         """The same selector with turns of its own, for another queue."""

@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "_support": ("errors",),
     "fault_proxy": ("errors",),
-    "policies": _BASE,
+    "policies": (*_BASE, "_native"),
     "config_file": _BASE,
     "config": (*_BASE, "policies", "config_file"),
     "queue": (*_CORE, "_native"),

@@ -167,34 +167,60 @@ static PyMemberDef LaneFields_members[] = {
 
 FIELDS_TYPE(LaneFields, place.tail, partition, "What the hot path uses of a lane.");
 
+/* -- RouterFields: of PartitionRouter ------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *turns;      /* of round_robin() */
+    PyObject *key;        /* of by_key(key) */
+    PyObject *partitions;
+    PyObject *fences;     /* not empty while keys move to more partitions */
+    Py_ssize_t width;
+} RouterFields;
+
+static PyMemberDef RouterFields_members[] = {
+    OBJECT(RouterFields, turns, "_turns"),
+    OBJECT(RouterFields, key, "_key"),
+    OBJECT(RouterFields, partitions, "partitions"),
+    OBJECT(RouterFields, fences, "_fences"),
+    COUNT(RouterFields, width, "_width"),
+    NO_MORE,
+};
+
+FIELDS_TYPE(RouterFields, turns, fences, "What the hot path reads of a router: its selector and its partitions.");
+
 /* -- Entrance, Share, Inbox, Door: of BatchQueue, PartitionCredits, ThreadInbox, SyncQueue -------------------------- */
 
 typedef struct {
     PyObject_HEAD
     PyObject *only;
     PyObject *by_type;
+    PyObject *router;
     unsigned long thread;
 } Entrance;
 
 static PyMemberDef Entrance_members[] = {
     OBJECT(Entrance, only, "_only"),
     OBJECT(Entrance, by_type, "_by_type"),
+    OBJECT(Entrance, router, "_router"),
     {"_thread", T_ULONG, offsetof(Entrance, thread), 0, NULL},
     NO_MORE,
 };
 
-FIELDS_TYPE(Entrance, only, by_type,
-            "What the hot path reads of a queue: its thread, its only partition, its routes by type.");
+FIELDS_TYPE(Entrance, only, router,
+            "What the hot path reads of a queue: its thread, its only partition, its routes by type, its router.");
 
 typedef struct {
     PyObject_HEAD
     PyObject *items;
     Py_ssize_t free;
+    Py_ssize_t batch; /* how many items were taken out last: the next list begins with as many places */
 } Share;
 
 static PyMemberDef Share_members[] = {
     OBJECT(Share, items, "items"),
     COUNT(Share, free, "free"),
+    COUNT(Share, batch, "batch"),
     NO_MORE,
 };
 

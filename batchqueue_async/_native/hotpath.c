@@ -26,12 +26,12 @@
 
 /* What is used of Python by name, and objects of which there is one: made with the module, and kept. */
 static PyTypeObject *deque_type;
-static PyObject *name_append, *name_popleft, *name_lingers, *name_leave, *name_record;
+static PyObject *name_append, *name_popleft, *name_lingers, *name_leave, *name_record, *name_put_at, *name_wait_at;
 static PyObject *no_call;         /* what `call_usual` answers with where nothing is to be awaited */
 static PyObject *on_ready_method; /* DrainTask.on_ready, as the class has it */
 
 /* Raised whenever Python and C have to change together: a file that was built before is then not used. */
-#define API 5
+#define API 6
 
 /* Ask for memory that is needed soon. */
 #if defined(__GNUC__) || defined(__clang__)
@@ -222,6 +222,61 @@ static PyTypeObject CountdownType = {
     .tp_methods = countdown_methods,
 };
 
+/* -- Turns: itertools.count(), whose next number can be read, and is taken only where it is used --------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    unsigned long long next;
+} Turns;
+
+static PyObject *
+turns_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    unsigned long long next = 0;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Turns() takes no keyword arguments");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "|K:Turns", &next)) {
+        return NULL;
+    }
+    Turns *self = (Turns *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->next = next;
+    }
+    return (PyObject *)self;
+}
+
+/* next(turns) */
+static PyObject *
+turns_next(PyObject *op)
+{
+    return PyLong_FromUnsignedLongLong(((Turns *)op)->next++);
+}
+
+static PyObject *
+turns_reduce(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    return Py_BuildValue("O(K)", Py_TYPE(op), ((Turns *)op)->next);
+}
+
+static PyMethodDef turns_methods[] = {
+    {"__reduce__", turns_reduce, METH_NOARGS, "For copies, which go on from the same number."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject TurnsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batchqueue_async._native.hotpath.Turns",
+    .tp_doc = "Numbers from 0 on: an iterator without an end.",
+    .tp_basicsize = sizeof(Turns),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = turns_new,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = turns_next,
+    .tp_methods = turns_methods,
+};
+
 #include "fields.h"
 
 /* -- Place: where an item goes -------------------------------------------------------------------------------------- */
@@ -317,13 +372,90 @@ entrance_look_up(PyObject *by_type, PyObject *item)
     return put;
 }
 
+/* router.partitions[index], as long as nothing moves to more partitions: a new reference, or NULL. */
+static PyObject *
+router_place(RouterFields *router, Py_ssize_t index)
+{
+    PyObject *partitions = router->partitions, *fences = router->fences;
+    if (partitions == NULL || !PyList_CheckExact(partitions) || router->width > PyList_GET_SIZE(partitions)
+        || index >= router->width || fences == NULL || !PyList_CheckExact(fences) || PyList_GET_SIZE(fences) != 0) {
+        return NULL;
+    }
+    return Py_NewRef(PyList_GET_ITEM(partitions, index));
+}
+
+/* The index that by_key(key) gives: hash(key(item)) % width; -1 for an error of theirs. Code of the user's runs here. */
+static Py_ssize_t
+index_by_key(PyObject *key, PyObject *item, Py_ssize_t width)
+{
+    PyObject *found = PyObject_CallOneArg(key, item);
+    Py_hash_t hash = found == NULL ? -1 : PyObject_Hash(found);
+    Py_XDECREF(found);
+    if (hash == -1) {
+        return -1;
+    }
+    Py_ssize_t index = hash % width;
+    return index < 0 ? index + width : index;
+}
+
+/* `entrance_put` for round_robin(): a turn is taken only if the item comes in. */
+static int
+put_in_turn(RouterFields *router, PyObject *item)
+{
+    Turns *turns = (Turns *)Py_NewRef(router->turns);
+    PyObject *route = router->width <= 0 ? NULL : router_place(router, (Py_ssize_t)(turns->next % (size_t)router->width));
+    int put = 0;
+    if (route != NULL) {
+        PyTypeObject *sure = NULL;
+        unsigned long long mine = turns->next++;
+        put = route_put(route, item, &sure);
+        if (put <= 0 && turns->next == mine + 1) {
+            turns->next = mine;
+        }
+    }
+    Py_XDECREF(route);
+    Py_DECREF(turns);
+    return put;
+}
+
+/* `entrance_put` for by_key(): 0 with a route, as a new reference, where that was asked for and has no fast slot. */
+static int
+put_by_key(Entrance *self, RouterFields *router, PyObject *item, PyObject **asked)
+{
+    Py_ssize_t width = router->width;
+    if (width <= 0 || router->fences == NULL || !PyList_CheckExact(router->fences) || PyList_GET_SIZE(router->fences) != 0) {
+        return 0;
+    }
+    PyObject *key = Py_NewRef(router->key);
+    Py_ssize_t index = index_by_key(key, item, width);
+    Py_DECREF(key);
+    if (index < 0) {
+        return -1;
+    }
+    PyObject *route = self->thread != 0 && router->width == width ? router_place(router, index) : NULL;
+    if (route == NULL) {
+        return 0; /* the queue has grown or ended meanwhile */
+    }
+    PyTypeObject *sure = NULL;
+    int put = route_put(route, item, &sure);
+    if (put == 0) {
+        *asked = route;
+    }
+    else {
+        Py_DECREF(route);
+    }
+    return put;
+}
+
 /* BatchQueue.produce_nowait, as far as the thread is right, the route is known, and a place is free.
  *
- * 1: the item is in. 0: it is for the Python; nothing has happened. -1: an error. */
+ * 1: the item is in. 0: it is for the Python; nothing has happened, but that a key function may have been asked: then its
+ * answer is the route in `asked`, a new reference. -1: an error. */
 static int
-entrance_put(PyObject *op, PyObject *item)
+entrance_put(PyObject *op, PyObject *item, PyObject **asked)
 {
     Entrance *self = (Entrance *)op;
+    *asked = NULL;
     if (self->thread == 0 || self->thread != PyThread_get_thread_ident()) {
         return 0;
     }
@@ -331,7 +463,19 @@ entrance_put(PyObject *op, PyObject *item)
     if (route == NULL || route == Py_None) {
         PyObject *by_type = self->by_type;
         if (!is_by_type(by_type)) {
-            return 0;
+            if (self->router == NULL || !is_kind(self->router, &RouterFieldsType)) {
+                return 0;
+            }
+            RouterFields *router = (RouterFields *)Py_NewRef(self->router);
+            int put = 0;
+            if (router->turns != NULL && Py_IS_TYPE(router->turns, &TurnsType)) {
+                put = put_in_turn(router, item);
+            }
+            else if (router->key != NULL && router->key != Py_None) {
+                put = put_by_key(self, router, item, asked);
+            }
+            Py_DECREF(router);
+            return put;
         }
         route = Py_IS_TYPE(by_type, &TypeTableType) ? table_known((TypeTable *)by_type, Py_TYPE(item)) : NULL;
         if (route == NULL) {
@@ -476,7 +620,7 @@ share_put(PyObject *op, PyObject *item, PyTypeObject **sure)
     if (share->free <= 0 || share->items == NULL || !PyList_CheckExact(share->items)) {
         return 0;
     }
-    if (list_append(share->items, item, 0) < 0) {
+    if (list_append(share->items, item, share->batch) < 0) {
         return -1;
     }
     share->free--;
@@ -524,24 +668,35 @@ step_thread_produce(PyObject *Py_UNUSED(function), PyObject *op, PyObject *item)
     return put > 0 ? Py_NewRef(Py_True) : NULL;
 }
 
-/* SyncQueue.produce_many(list), as far as all items go to the only share, which has places for them. */
+/* The first items of a list, each into the share of its type, up to the first that is not known or has no place: how many.
+ * Nobody's code runs. */
+static Py_ssize_t thread_put_run(PyObject *by_type, PyObject *batch);
+
+/* SyncQueue.produce_many(list), as far as all items go to the only share, which has places for them, or each to the share
+ * of its type. What comes in of the latter are the first ones: with the others `_produce_rest` goes on. */
 static PyObject *
 step_thread_produce_many(PyObject *Py_UNUSED(function), PyObject *op, PyObject *batch)
 {
     Inbox *inbox = (Inbox *)((Door *)op)->inbox;
-    if (inbox == NULL || !is_kind((PyObject *)inbox, &InboxType) || !inbox_is_open(inbox)) {
+    if (inbox == NULL || !is_kind((PyObject *)inbox, &InboxType) || !inbox_is_open(inbox) || !PyList_CheckExact(batch)) {
         return NULL;
     }
-    if (!PyList_CheckExact(batch) || inbox->only == NULL || !is_kind(inbox->only, &ShareType)) {
+    Py_ssize_t count = PyList_GET_SIZE(batch);
+    if (inbox->only == Py_None && inbox->by_type != NULL && Py_IS_TYPE(inbox->by_type, &TypeTableType)) {
+        Py_ssize_t put = thread_put_run(inbox->by_type, batch);
+        PyErr_Clear(); /* for want of memory, say: the Python goes on, and meets it again */
+        return put == count ? PyLong_FromSsize_t(put)
+               : put == 0   ? NULL
+                            : PyObject_CallMethod(op, "_produce_rest", "On", batch, put);
+    }
+    if (inbox->only == NULL || !is_kind(inbox->only, &ShareType)) {
         return NULL;
     }
     Share *share = (Share *)inbox->only;
-    Py_ssize_t count = PyList_GET_SIZE(batch);
-    if (share->free < count || share->items == NULL || !PyList_CheckExact(share->items)) {
+    if (share->free < count || share->items == NULL || !PyList_CheckExact(share->items) || share->items == batch) {
         return NULL;
     }
-    Py_ssize_t end = PyList_GET_SIZE(share->items);
-    if (PyList_SetSlice(share->items, end, end, batch) < 0) {
+    if (list_extend(share->items, PySequence_Fast_ITEMS(batch), count, share->batch) < 0) {
         return NULL;
     }
     share->free -= count;
@@ -701,14 +856,21 @@ call_begun(PyObject *coroutine, PyObject *given)
     return (PyObject *)self;
 }
 
-/* Begin the Python's coroutine, for what the hot path does not take. The item and the queue are its own then. */
+/* Begin the Python's coroutine, for what the hot path does not take; with a route that was asked for, its second half. The
+ * item and the queue are its own then. */
 static int
-call_hand_over(Call *self, PyObject *queue, PyObject *item)
+call_hand_over(Call *self, PyObject *queue, PyObject *item, PyObject *asked)
 {
-    PyObject *function = Py_NewRef(self->function);
-    PyObject *arguments[] = {queue, item};
-    PyObject *inner = PyObject_Vectorcall(function, arguments, 2, NULL);
-    Py_DECREF(function);
+    PyObject *inner;
+    if (asked != NULL) {
+        inner = PyObject_CallMethodObjArgs(queue, name_wait_at, asked, item, NULL);
+    }
+    else {
+        PyObject *function = Py_NewRef(self->function);
+        PyObject *arguments[] = {queue, item};
+        inner = PyObject_Vectorcall(function, arguments, 2, NULL);
+        Py_DECREF(function);
+    }
     if (inner == NULL) {
         return -1;
     }
@@ -744,10 +906,12 @@ call_send_value(PyObject *op, PyObject *value, PyObject **result)
         }
         PyObject *queue = self->queue, *item = self->item;
         self->queue = self->item = NULL;
-        int put = entrance_put(queue, item);
-        if (put == 0 && call_hand_over(self, queue, item) < 0) {
+        PyObject *asked;
+        int put = entrance_put(queue, item, &asked);
+        if (put == 0 && call_hand_over(self, queue, item, asked) < 0) {
             put = -1;
         }
+        Py_XDECREF(asked);
         Py_DECREF(queue);
         Py_XDECREF(item);
         if (put > 0) {
@@ -816,7 +980,7 @@ call_throw(PyObject *op, PyObject *args)
         }
         PyObject *queue = self->queue, *item = self->item;
         self->queue = self->item = NULL;
-        int made = call_hand_over(self, queue, item);
+        int made = call_hand_over(self, queue, item, NULL);
         Py_DECREF(queue);
         Py_XDECREF(item);
         if (made < 0) {
@@ -986,7 +1150,15 @@ static PyTypeObject MethodType;
 static PyObject *
 step_produce_nowait(PyObject *Py_UNUSED(function), PyObject *queue, PyObject *item)
 {
-    return entrance_put(queue, item) > 0 ? Py_NewRef(Py_True) : NULL;
+    PyObject *asked, *result = NULL;
+    if (entrance_put(queue, item, &asked) > 0) {
+        result = Py_NewRef(Py_True);
+    }
+    else if (asked != NULL) {
+        result = PyObject_CallMethodObjArgs(queue, name_put_at, asked, item, NULL);
+        Py_DECREF(asked);
+    }
+    return result;
 }
 
 /* BatchQueue.produce: nothing happens before it is awaited. */
@@ -1287,11 +1459,84 @@ sort_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return bulk_by_type(args, count, list_put, list_put);
 }
 
+static Py_ssize_t
+thread_put_run(PyObject *by_type, PyObject *batch)
+{
+    TypeTable *table = (TypeTable *)by_type;
+    return table->lines == 0 ? 0 : bulk_known(table, PySequence_Fast_ITEMS(batch), 0, PyList_GET_SIZE(batch), share_put);
+}
+
 /* ThreadInbox._put_runs, under its lock, up to the first item whose type is not met or has no place. */
 static PyObject *
 put_credits(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     return bulk_by_type(args, count, share_put, share_put);
+}
+
+/* Let items, in their order, go from a list into the lanes of a partition that holds places for them, up to the first whose
+ * type is not known, or has no lane there that is awake: the rest stays in the list. Nobody's code runs, and no reference
+ * is counted: each moves from list to list. */
+static void
+move_known(TypeTable *table, PartitionFields *partition, PyObject *list)
+{
+    PyObject *known[BLOCK];
+    PyTypeObject *sure = NULL;
+    PyObject **items = ((PyListObject *)list)->ob_item;
+    Py_ssize_t size = PyList_GET_SIZE(list), index = 0;
+    int usual = table->lines != 0;
+    while (usual && index < size) {
+        Py_ssize_t count = know_block(table, &items[index], size - index, known);
+        for (Py_ssize_t at = 0; usual && at < count; at++) {
+            LaneFields *lane = (LaneFields *)known[at];
+            usual = lane != NULL && is_kind_again((PyObject *)lane, &LaneFieldsType, &sure) && !lane->asleep
+                    && lane->partition == (PyObject *)partition && lane->place.tail != NULL && lane->place.tail != list
+                    && PyList_CheckExact(lane->place.tail)
+                    && list_append(lane->place.tail, items[index], lane->place.batch) == 0;
+            if (usual) {
+                Py_DECREF(items[index]); /* not its last reference: the lane has it now */
+                index++;
+            }
+        }
+    }
+    partition->held -= index;
+    partition->in_lanes += index;
+    memmove(items, &items[index], (size_t)(size - index) * sizeof(PyObject *));
+    Py_SET_SIZE(list, size - index);
+}
+
+/* Partition.adopt(Intake._by_lane(items)), up to the first item whose type has no lane in the partition that is awake: the
+ * items that have gone into their lanes are in the list no more. */
+static PyObject *
+put_held(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "by_type, a partition and items are wanted");
+        return NULL;
+    }
+    PyObject *by_type = args[0], *partition = args[1], *list = args[2];
+    if (!Py_IS_TYPE(by_type, &TypeTableType) || !is_kind(partition, &PartitionFieldsType) || !PyList_CheckExact(list)) {
+        Py_RETURN_NONE;
+    }
+    PyObject *before = NULL; /* only compared: the type that was looked up last */
+    while (((PartitionFields *)partition)->lanes != NULL && PyDict_CheckExact(((PartitionFields *)partition)->lanes)) {
+        move_known((TypeTable *)by_type, (PartitionFields *)partition, list);
+        if (PyErr_Occurred()) {
+            return NULL; /* no memory for it */
+        }
+        if (PyList_GET_SIZE(list) == 0) {
+            break;
+        }
+        PyTypeObject *kind = (PyTypeObject *)Py_NewRef(Py_TYPE(PyList_GET_ITEM(list, 0)));
+        PyObject *found = (PyObject *)kind == before ? NULL : look_up(by_type, kind); /* the table may know it now */
+        before = (PyObject *)kind;
+        Py_DECREF(kind);
+        Py_XDECREF(found);
+        if (found == NULL) {
+            PyErr_Clear(); /* a comparison's: the Python meets it again */
+            break;
+        }
+    }
+    Py_RETURN_NONE;
 }
 
 /* The lists of Intake._by_lane: the items of each type, in their order; the list itself if there is but one type. None
@@ -1346,6 +1591,74 @@ group_by_type(PyObject *Py_UNUSED(module), PyObject *items)
     return values;
 }
 
+/* Take a list as one of the parts: (partition, list). */
+static int
+add_part(PyObject *parts, PyObject *partition, PyObject *list)
+{
+    PyObject *part = PyTuple_Pack(2, partition, list);
+    int added = part == NULL ? -1 : PyList_Append(parts, part);
+    Py_XDECREF(part);
+    return added;
+}
+
+/* The loop of Intake._put_all_by_route(items), for by_key(): the partition of each item, and (partition, its items) for
+ * each partition that has any; None where the Python has to ask anew. */
+static PyObject *
+key_parts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "a router and items are wanted");
+        return NULL;
+    }
+    RouterFields *router = (RouterFields *)args[0];
+    PyObject *items = args[1];
+    if (!is_kind(args[0], &RouterFieldsType) || router->key == NULL || router->key == Py_None || router->width <= 0
+        || !(PyList_CheckExact(items) || PyTuple_CheckExact(items))) {
+        Py_RETURN_NONE;
+    }
+    Py_ssize_t width = router->width, met = 0;
+    PyObject **lists = PyMem_Calloc((size_t)width, sizeof(PyObject *));
+    Py_ssize_t *order = PyMem_Calloc((size_t)width, sizeof(Py_ssize_t)); /* of the partitions, as they were met */
+    PyObject *key = Py_NewRef(router->key), *routes = PyList_New(0), *parts = PyList_New(0), *result = NULL;
+    int usual = lists != NULL && order != NULL && routes != NULL && parts != NULL;
+    for (Py_ssize_t at = 0; usual && at < PySequence_Fast_GET_SIZE(items); at++) {
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(items, at));
+        Py_ssize_t index = index_by_key(key, item, width);
+        PyObject *route = index < 0 || router->width != width ? NULL : router_place(router, index);
+        if (route != NULL && lists[index] == NULL) {
+            lists[index] = PyList_New(0);
+            order[met++] = index;
+        }
+        usual = route != NULL && lists[index] != NULL && list_append(routes, route, PySequence_Fast_GET_SIZE(items)) == 0
+                && list_append(lists[index], item, 0) == 0;
+        Py_XDECREF(route);
+        Py_DECREF(item);
+    }
+    for (Py_ssize_t at = 0; usual && at < met; at++) {
+        PyObject *route = router_place(router, order[at]);
+        usual = route != NULL && add_part(parts, route, lists[order[at]]) == 0;
+        Py_XDECREF(route);
+    }
+    if (usual) {
+        result = PyTuple_Pack(2, routes, parts);
+    }
+    else if (!PyErr_Occurred()) {
+        result = Py_NewRef(Py_None);
+    }
+    for (Py_ssize_t at = 0; lists != NULL && at < width; at++) {
+        Py_XDECREF(lists[at]);
+    }
+    PyMem_Free(lists);
+    PyMem_Free(order);
+    Py_XDECREF(parts);
+    Py_XDECREF(routes);
+    Py_DECREF(key);
+    if (result == NULL && !PyErr_Occurred()) {
+        PyErr_NoMemory();
+    }
+    return result;
+}
+
 /* Whether the items are of one type: countOf(map(type, items), type(items[0])) == len(items). */
 static PyObject *
 one_type(PyObject *Py_UNUSED(module), PyObject *items)
@@ -1378,6 +1691,10 @@ static PyMethodDef module_methods[] = {
      "Append items to the lists of their types, from an index on; the index of the first whose type has none."},
     {"put_credits", (PyCFunction)(void (*)(void))put_credits, METH_FASTCALL,
      "Put items into the places of their types' shares, from an index on; the index of the first that has none."},
+    {"put_held", (PyCFunction)(void (*)(void))put_held, METH_FASTCALL,
+     "Let items go from a list into the lanes of their types, up to the first that has none awake."},
+    {"key_parts", (PyCFunction)(void (*)(void))key_parts, METH_FASTCALL,
+     "The partition of each item by its key, and the items of each partition; None where the Python has to look."},
     {"group_by_type", group_by_type, METH_O, "The items of each type; None where the Python has to look."},
     {"one_type", one_type, METH_O, "Whether all items are of one type."},
     {"take_usual", (PyCFunction)(void (*)(void))take_usual, METH_FASTCALL,
@@ -1398,7 +1715,8 @@ make_names(void)
         PyObject **name;
         const char *text;
     } names[] = {{&name_append, "append"}, {&name_popleft, "popleft"}, {&name_lingers, "lingers"},
-                 {&name_leave, "leave"},   {&name_record, "record"}};
+                 {&name_leave, "leave"},   {&name_record, "record"},   {&name_put_at, "_put_at"},
+                 {&name_wait_at, "_wait_at"}};
     for (size_t index = 0; index < Py_ARRAY_LENGTH(names); index++) {
         if (*names[index].name == NULL && (*names[index].name = PyUnicode_InternFromString(names[index].text)) == NULL) {
             return -1;
@@ -1429,7 +1747,7 @@ make_names(void)
 static int
 module_exec(PyObject *module)
 {
-    PyTypeObject *types[] = {&TypeTableType,     &CountdownType,     &PlaceType,         &PartitionFieldsType, &LaneFieldsType,
+    PyTypeObject *types[] = {&TypeTableType,     &CountdownType,     &TurnsType,         &RouterFieldsType,  &PlaceType,         &PartitionFieldsType, &LaneFieldsType,
                              &DrainFieldsType,   &RoundFieldsType,   &HandlerFieldsType,   &TurnFieldsType,
                              &CounterFieldsType, &SizeFieldsType,    &EntranceType,      &InboxLockType,       &ShareType,
                              &InboxType,         &DoorType,          &CallType,            &MethodType};

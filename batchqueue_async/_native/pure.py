@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import repeat as Countdown  # noqa: N812 - its name here says what it is used for
+from itertools import count as Turns  # noqa: N812 - its name here says what it is used for
+from itertools import repeat as Countdown  # noqa: N812 - likewise
 from math import inf
 from operator import countOf
 from threading import RLock as InboxLock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableSequence, Sequence
+    from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
 __all__ = [
     "NO_CALL",
@@ -26,16 +27,20 @@ __all__ = [
     "PartitionFields",
     "Place",
     "RoundFields",
+    "RouterFields",
     "Share",
     "SizeFields",
     "TurnFields",
+    "Turns",
     "TypeTable",
     "call_usual",
     "finish_usual",
     "group_by_type",
     "group_usual",
+    "key_parts",
     "one_type",
     "put_credits",
+    "put_held",
     "put_run",
     "put_together",
     "sort_run",
@@ -127,6 +132,18 @@ class SizeFields:
     __slots__ = ("exact", "last", "times")
 
 
+class RouterFields:
+    """The fields of a router that the hot path uses."""
+
+    __slots__ = ()
+
+    partitions: list[Any]
+    _fences: list[int]
+    _key: Callable[[Any], Any] | None
+    _turns: Turns[int] | None
+    _width: int
+
+
 class Entrance:
     """The fields of a queue that the hot path uses."""
 
@@ -138,8 +155,9 @@ class Entrance:
 class Share:
     """The fields of an inbox's share that the hot path uses."""
 
-    __slots__ = ("free", "items")
+    __slots__ = ("batch", "free", "items")
 
+    batch: int
     free: int
     items: MutableSequence[Any]
 
@@ -203,10 +221,21 @@ def put_credits(by_type: Mapping[type, Any], items: Sequence[Any], start: int) -
     return start
 
 
+def put_held(by_type: Mapping[type, Any], partition: Any, items: list[Any]) -> None:
+    """Let items go from a list into the lanes of their types; none, as `Partition.adopt` takes lists of them."""
+    del by_type, partition, items
+
+
 def group_by_type(items: list[Any]) -> list[list[Any]] | None:
     """The items of each type, in their order; None where the identities of the types have to do."""
     if one_type(items):
         return [items]
+    return None
+
+
+def key_parts(router: Any, items: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[Any]]]] | None:
+    """The partition of each item by its key, and the items of each; None, as the Python has its own loop."""
+    del router, items
     return None
 
 

@@ -170,6 +170,7 @@ class PartitionCredits(Share, Generic[T]):
     Attributes:
         free: places that a producer may take at once; the hot path counts them down by itself.
         items: what came in and the loop has not moved into the partition; the hot path appends by itself.
+        batch: how many these were the last time; the hot path makes room for as many at once.
     """
 
     __slots__ = ("_lent", "_owed", "_shared", "_stand_in", "_waiters", "inbox", "line", "partition")
@@ -178,6 +179,7 @@ class PartitionCredits(Share, Generic[T]):
         self.inbox = inbox
         self.partition = partition
         self.free = 0
+        self.batch = 0
         # Where the oldest item makes room, it does so here too, without waiting for the loop.
         self.items: MutableSequence[T] = deque(maxlen=partition.capacity) if inbox.evicts else []
         self.line: deque[weakref.ref[ThreadWaiter]] = deque()
@@ -257,6 +259,7 @@ class PartitionCredits(Share, Generic[T]):
             self.items.clear()
         else:
             self._lent -= len(items)
+            self.batch = len(items)
             self.items = []
         return items
 

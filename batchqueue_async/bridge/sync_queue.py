@@ -213,6 +213,12 @@ class SyncQueue(Door, Generic[T]):
             return count
         return self._produce_many_late(Offer(batch), timeout)
 
+    def _produce_rest(self, batch: list[T], done: int) -> int:
+        """Go on where the compiled hot path has put some of the items in: the first ones, and no others."""
+        offer = Offer(batch)
+        offer.done = done
+        return self._produce_many_late(offer, None)
+
     def _produce_many_late(self, offer: Offer[T], timeout: float | None) -> int:
         self._check_timeout("produce_many", timeout)
         inbox = self._inbox

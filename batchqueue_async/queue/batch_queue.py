@@ -330,8 +330,12 @@ class BatchQueue(Entrance, Generic[T]):
             for _ in route.fast_slots:
                 route.tail.append(item)
                 return True
-            return self._intake.offer(route, item) or (self._blocking and await self._intake.wait_and_put(route, item))
+            return await self._wait_at(route, item)
         raise self._home.error("produce")
+
+    async def _wait_at(self, route: Route[T], item: T) -> bool:
+        """The end of `produce`, where there is no fast slot."""
+        return self._intake.offer(route, item) or (self._blocking and await self._intake.wait_and_put(route, item))
 
     @compiled("produce_nowait")
     def produce_nowait(self, item: T) -> bool:
@@ -354,12 +358,16 @@ class BatchQueue(Entrance, Generic[T]):
             for _ in route.fast_slots:
                 route.tail.append(item)
                 return True
-            if self._intake.offer(route, item):
-                return True
-            if self._blocking:
-                self._counters.refused += 1
-            return False
+            return self._put_at(route, item)
         raise self._home.error("produce_nowait")
+
+    def _put_at(self, route: Route[T], item: T) -> bool:
+        """The end of `produce_nowait`, where there is no fast slot."""
+        if self._intake.offer(route, item):
+            return True
+        if self._blocking:
+            self._counters.refused += 1
+        return False
 
     # -- many items ----------------------------------------------------------------------------------------------
 

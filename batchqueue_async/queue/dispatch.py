@@ -297,7 +297,10 @@ class Dispatcher(Generic[T]):
         if self._single is not None:
             if len(chunks) == 1:
                 return [(self._single, chunks[0][1])]
-            return [(self._single, [item for _, items, _ in chunks for item in items])]
+            together: list[T] = []
+            for _, items, _ in chunks:
+                together += items
+            return [(self._single, together)]
         usual: list[Call[T]] | None = group_usual(self._resolved, chunks, self.max_batch)
         if usual is not None:
             return usual

@@ -11,7 +11,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchqueue_async._native import group_by_type, one_type, put_run
+from batchqueue_async._native import group_by_type, key_parts, one_type, put_held, put_run, put_together
 from batchqueue_async._support import log
 from batchqueue_async._support.locked import locked
 from batchqueue_async._support.log import describe
@@ -24,7 +24,7 @@ from batchqueue_async.queue.partition import Lane, Partition
 from batchqueue_async.queue.round import current_round
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from batchqueue_async._support.home_loop import HomeLoop
     from batchqueue_async.config import QueueConfig
@@ -42,10 +42,10 @@ class Routes(Generic[T]):
 
     __slots__ = ("_epoch", "_first", "_found", "_router")
 
-    def __init__(self, router: PartitionRouter[T]) -> None:
+    def __init__(self, router: PartitionRouter[T], found: list[Route[T]] | None = None) -> None:
         self._router = router
         self._epoch = router.epoch
-        self._found: list[Route[T]] = []
+        self._found: list[Route[T]] = found or []
         self._first = 0
         """The index of the item that the first of them is for."""
 
@@ -204,7 +204,9 @@ class Intake(Generic[T]):
         elif partition.lanes is None:
             partition.adopt([(None, items)])
         else:
-            partition.adopt(self._by_lane(items))
+            if not one_type(items):  # the list of a single type is handed over whole
+                put_held(self._router.by_type, partition, items)
+            partition.adopt(self._by_lane(items) if items else ())
 
     def _by_lane(self, items: list[T]) -> list[tuple[Lane[T] | None, list[T]]]:
         """The items by type, while nothing moves: each type has its lane in the partition, or gets it now."""
@@ -384,24 +386,27 @@ class Intake(Generic[T]):
         first = self._router.route(items[0]).partition.index
         turns = range(min(len(partitions), len(items)))
         return self._put_parts(
-            {partitions[(first + turn) % len(partitions)]: [*items[turn :: len(partitions)]] for turn in turns}
+            [(partitions[(first + turn) % len(partitions)], items[turn :: len(partitions)]) for turn in turns]
         )
 
     def _put_all_by_route(self, items: Sequence[T]) -> bool | Routes[T]:
+        by_key: tuple[list[Route[T]], list[tuple[Route[T], list[T]]]] | None = key_parts(self._router, items)
+        if by_key is not None:
+            return self._put_parts(by_key[1]) or Routes(self._router, by_key[0])
         routes = Routes(self._router)
         parts: dict[Route[T], list[T]] = {}
         for index, item in enumerate(items):
             parts.setdefault(routes.of(index, item), []).append(item)
-        return self._put_parts(parts) or routes
+        return self._put_parts(parts.items()) or routes
 
-    def _put_parts(self, parts: dict[Route[T], list[T]]) -> bool:
+    def _put_parts(self, parts: Collection[tuple[Route[T], Sequence[T]]]) -> bool:
         if any(
-            not isinstance(route, Partition) or route.full() or route.room() < len(part)
-            for route, part in parts.items()
+            not isinstance(route, Partition) or route.full() or route.room() < len(part) for route, part in parts
         ):
             return False
-        for route, part in parts.items():
-            route.partition.put_in(part)
+        for route, part in parts:
+            if not put_together(route, part):
+                route.partition.put_in(part)
         return True
 
     async def put_rest(self, items: Sequence[T], completion: CompletionWait | None, asked: Routes[T] | None) -> int:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Generic, SupportsIndex, TypeVar, cast
 
-from batchqueue_async._native import TypeTable
+from batchqueue_async._native import RouterFields, TypeTable
 from batchqueue_async._support.wording import short
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.policies import RoundRobin, TypeHash, stable_type_hash
+from batchqueue_async.policies import ByKey, RoundRobin, TypeHash, stable_type_hash
 from batchqueue_async.queue.completion import CompletionWait
 from batchqueue_async.queue.migration import Migration
 from batchqueue_async.queue.partition import Lane, Partition
@@ -34,7 +34,7 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
-class PartitionRouter(Generic[T]):
+class PartitionRouter(RouterFields, Generic[T]):
     """The partitions of one queue, and the way from an item to where it goes.
 
     Attributes:
@@ -58,7 +58,9 @@ class PartitionRouter(Generic[T]):
         self.name = name
         self._crowded = crowded
         self.selector = selector
-        self.partitions = partitions
+        self._turns = selector.turns if type(selector) is RoundRobin else None
+        self._key = selector.key if type(selector) is ByKey else None
+        self.partitions: list[Partition[T]] = partitions
         self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
         typed = self.only is None and type(selector) is TypeHash
         self.by_type: dict[type, Partition[T] | Lane[T]] | None = TypeTable() if typed else None

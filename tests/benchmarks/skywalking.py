@@ -2,8 +2,8 @@
 
 As there, a producer goes through the types in turn, each from a type of its own on, and a drain task takes whatever a
 partition has. There a scheduler takes each producer's thread away after a while; here each gives its turn up by itself,
-after `TURN` items. Without that the producers of one loop would fill a partition to the brim before any drain task runs,
-and then stand in line for it together, an item for each turn of the loop.
+after `TURN` items. Without that the producers of one loop would fill a partition to the brim before any drain task
+runs, and then stand in line for it together, an item for each turn of the loop.
 """
 
 from __future__ import annotations
