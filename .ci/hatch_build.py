@@ -57,7 +57,7 @@ def build(root: Path) -> Path:
         options: list[str] = []
     else:
         options = ["-O3", "-std=c11", "-Wall", "-Wextra", "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
-        # Two pointers that are cleared in one wide store, and then read one by one, hold the processor up: 15 ns an item.
+        # Two pointers that are cleared in one wide store, and read one by one soon after, hold the processor up.
         options.append("-fno-tree-slp-vectorize")
     links: list[str] = []
     if os.environ.get("BATCHQUEUE_SANITIZE", "0") not in {"", "0"}:

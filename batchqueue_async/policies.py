@@ -304,6 +304,11 @@ def by_key(key: Callable[[T_contra], Any]) -> ByKey[T_contra]:
     return ByKey(key)
 
 
+def key_of(selector: object) -> Callable[[Any], Any] | None:
+    """The key function that is all there is to a selector; None for any selector but `by_key(key)` itself."""
+    return selector.key if isinstance(selector, ByKey) and type(selector) is ByKey else None  # pyright: ignore[reportUnknownArgumentType]
+
+
 # -- which worker owns which partition --------------------------------------------------------------------------------
 
 

@@ -230,14 +230,22 @@ typedef struct {
     PyObject_HEAD
     PyObject *only;
     PyObject *by_type;
+    PyObject *key;
+    PyObject *shares;
     PyObject *lock;
+    Py_ssize_t turn;  /* of round_robin(); below 0 for other selectors */
+    Py_ssize_t width; /* among how many partitions a selector of the user's, or by_key(key), chooses; 0 for others */
     char waking;
 } Inbox;
 
 static PyMemberDef Inbox_members[] = {
     OBJECT(Inbox, only, "only"),
     OBJECT(Inbox, by_type, "by_type"),
+    OBJECT(Inbox, key, "_key"),
+    OBJECT(Inbox, shares, "_shares"),
     OBJECT(Inbox, lock, "lock"),
+    COUNT(Inbox, turn, "_turn"),
+    COUNT(Inbox, width, "_width"),
     FLAG(Inbox, waking, "waking"),
     NO_MORE,
 };

@@ -636,7 +636,39 @@ inbox_is_open(Inbox *self)
            && ((InboxLock *)self->lock)->count == 0;
 }
 
-/* SyncQueue.produce(item), as far as the item's share is known and has a place, and the loop was asked to collect. */
+/* inbox._shares[index]: a new reference, or NULL. */
+static PyObject *
+share_at(Inbox *inbox, Py_ssize_t index)
+{
+    PyObject *shares = inbox->shares;
+    if (shares == NULL || !PyList_CheckExact(shares) || index < 0 || index >= PyList_GET_SIZE(shares)) {
+        return NULL;
+    }
+    return Py_NewRef(PyList_GET_ITEM(shares, index));
+}
+
+/* A share takes an item in, in one step: 1, 0 for the Python, or -1. */
+static int
+inbox_put(Inbox *inbox, PyObject *share, PyObject *item)
+{
+    PyTypeObject *sure = NULL;
+    return share != NULL && inbox_is_open(inbox) ? share_put(share, item, &sure) : 0;
+}
+
+/* `step_thread_produce` for round_robin(): a turn is taken only if the item comes in. */
+static int
+inbox_put_in_turn(Inbox *inbox, PyObject *item)
+{
+    Py_ssize_t count = inbox->shares != NULL && PyList_CheckExact(inbox->shares) ? PyList_GET_SIZE(inbox->shares) : 0;
+    PyObject *share = count == 0 ? NULL : share_at(inbox, inbox->turn % count);
+    int put = inbox_put(inbox, share, item);
+    inbox->turn += put > 0;
+    Py_XDECREF(share);
+    return put;
+}
+
+/* SyncQueue.produce(item), as far as the item's share is known and has a place, and the loop was asked to collect. Where a
+ * key function was asked in vain, `_produce_asked` goes on with what it said. */
 static PyObject *
 step_thread_produce(PyObject *Py_UNUSED(function), PyObject *op, PyObject *item)
 {
@@ -645,27 +677,39 @@ step_thread_produce(PyObject *Py_UNUSED(function), PyObject *op, PyObject *item)
         return NULL;
     }
     Inbox *inbox = (Inbox *)Py_NewRef(found);
-    PyObject *share = NULL;
+    PyObject *share = NULL, *result = NULL;
+    Py_ssize_t index = -1, width = inbox->width;
     int put = 0;
     if (inbox_is_open(inbox)) { /* where another thread is in there, nothing is looked up twice */
         if (inbox->only != NULL && inbox->only != Py_None) {
             share = Py_NewRef(inbox->only);
+            put = inbox_put(inbox, share, item);
         }
         else if (is_by_type(inbox->by_type)) {
             share = look_up(inbox->by_type, Py_TYPE(item));
+            /* The look-up may have run code of the user's, and other threads: look again. */
+            put = share == NULL && PyErr_Occurred() ? -1 : inbox_put(inbox, share, item);
         }
-        if (share == NULL && PyErr_Occurred()) {
-            put = -1;
+        else if (inbox->turn >= 0) {
+            put = inbox_put_in_turn(inbox, item);
         }
-        /* The look-up may have run code of the user's, and other threads: look again. */
-        else if (share != NULL && inbox_is_open(inbox)) {
-            PyTypeObject *sure = NULL;
-            put = share_put(share, item, &sure);
+        else if (inbox->key != NULL && inbox->key != Py_None && width > 0) {
+            PyObject *key = Py_NewRef(inbox->key);
+            index = index_by_key(key, item, width);
+            Py_DECREF(key);
+            share = index >= 0 && inbox->width == width ? share_at(inbox, index) : NULL;
+            put = index < 0 ? -1 : inbox_put(inbox, share, item);
         }
+    }
+    if (put > 0) {
+        result = Py_NewRef(Py_True);
+    }
+    else if (put == 0 && index >= 0) {
+        result = PyObject_CallMethod(op, "_produce_asked", "Onn", item, index, width);
     }
     Py_XDECREF(share);
     Py_DECREF(inbox);
-    return put > 0 ? Py_NewRef(Py_True) : NULL;
+    return result;
 }
 
 /* The first items of a list, each into the share of its type, up to the first that is not known or has no place: how many.
@@ -1591,6 +1635,67 @@ group_by_type(PyObject *Py_UNUSED(module), PyObject *items)
     return values;
 }
 
+/* Offer.route_by for by_key(): the indexes that the keys of the items from `start` on give, of so many partitions. */
+static PyObject *
+key_indexes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4 || !(PyList_CheckExact(args[1]) || PyTuple_CheckExact(args[1]))) {
+        PyErr_SetString(PyExc_TypeError, "a key function, items, start and width are wanted");
+        return NULL;
+    }
+    PyObject *items = args[1], *indexes = PyList_New(0);
+    Py_ssize_t start = PyLong_AsSsize_t(args[2]), width = PyLong_AsSsize_t(args[3]);
+    int sound = indexes != NULL && !PyErr_Occurred();
+    if (sound && (width <= 0 || start < 0)) {
+        PyErr_SetString(PyExc_ValueError, "the start is below 0, or there are no partitions");
+        sound = 0;
+    }
+    for (Py_ssize_t at = start; sound && at < PySequence_Fast_GET_SIZE(items); at++) {
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(items, at));
+        Py_ssize_t index = index_by_key(args[0], item, width);
+        PyObject *number = index < 0 ? NULL : PyLong_FromSsize_t(index);
+        sound = number != NULL && PyList_Append(indexes, number) == 0;
+        Py_XDECREF(number);
+        Py_DECREF(item);
+    }
+    if (!sound) {
+        Py_CLEAR(indexes);
+    }
+    return indexes;
+}
+
+/* ThreadInbox._put_runs for items whose partitions were asked for, under its lock, from an index on: the index of the first
+ * that has no place. Nobody's code runs. */
+static PyObject *
+put_indexed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4 || !PyList_CheckExact(args[0]) || !(PyList_CheckExact(args[1]) || PyTuple_CheckExact(args[1]))
+        || !PyList_CheckExact(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "shares, items, their indexes and start are wanted");
+        return NULL;
+    }
+    PyObject *shares = args[0], *items = args[1], *indexes = args[2];
+    Py_ssize_t at = PyLong_AsSsize_t(args[3]);
+    if (at < 0) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(args[3]);
+    }
+    PyTypeObject *sure = NULL;
+    Py_ssize_t most = PySequence_Fast_GET_SIZE(items);
+    most = most < PyList_GET_SIZE(indexes) ? most : PyList_GET_SIZE(indexes);
+    for (; at < most; at++) {
+        PyObject *number = PyList_GET_ITEM(indexes, at);
+        Py_ssize_t index = PyLong_CheckExact(number) ? PyLong_AsSsize_t(number) : -1;
+        int put = index < 0 || index >= PyList_GET_SIZE(shares)
+                      ? 0
+                      : share_put(PyList_GET_ITEM(shares, index), PySequence_Fast_GET_ITEM(items, at), &sure);
+        if (put <= 0) {
+            PyErr_Clear(); /* for want of memory, say: the Python meets it again */
+            break;
+        }
+    }
+    return PyLong_FromSsize_t(at);
+}
+
 /* Take a list as one of the parts: (partition, list). */
 static int
 add_part(PyObject *parts, PyObject *partition, PyObject *list)
@@ -1693,6 +1798,10 @@ static PyMethodDef module_methods[] = {
      "Put items into the places of their types' shares, from an index on; the index of the first that has none."},
     {"put_held", (PyCFunction)(void (*)(void))put_held, METH_FASTCALL,
      "Let items go from a list into the lanes of their types, up to the first that has none awake."},
+    {"key_indexes", (PyCFunction)(void (*)(void))key_indexes, METH_FASTCALL,
+     "The indexes that the keys of items give, from one of them on."},
+    {"put_indexed", (PyCFunction)(void (*)(void))put_indexed, METH_FASTCALL,
+     "Put items into the shares of their indexes, from an index on; the index of the first that has no place."},
     {"key_parts", (PyCFunction)(void (*)(void))key_parts, METH_FASTCALL,
      "The partition of each item by its key, and the items of each partition; None where the Python has to look."},
     {"group_by_type", group_by_type, METH_O, "The items of each type; None where the Python has to look."},

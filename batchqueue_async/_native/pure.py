@@ -37,10 +37,12 @@ __all__ = [
     "finish_usual",
     "group_by_type",
     "group_usual",
+    "key_indexes",
     "key_parts",
     "one_type",
     "put_credits",
     "put_held",
+    "put_indexed",
     "put_run",
     "put_together",
     "sort_run",
@@ -231,6 +233,17 @@ def group_by_type(items: list[Any]) -> list[list[Any]] | None:
     if one_type(items):
         return [items]
     return None
+
+
+def key_indexes(key: Callable[[Any], Any], items: Sequence[Any], start: int, width: int) -> list[int]:
+    """The indexes that the keys of the items from `start` on give, of so many partitions."""
+    return [hash(key(item)) % width for item in items[start:]]
+
+
+def put_indexed(shares: list[Any], items: Sequence[Any], indexes: list[int], start: int) -> int:
+    """Put items into the shares of their indexes, from an index on; none, as the Python does so a run at a time."""
+    del shares, items, indexes
+    return start
 
 
 def key_parts(router: Any, items: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[Any]]]] | None:

@@ -21,13 +21,13 @@ from collections import deque
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from batchqueue_async._native import Inbox, InboxLock, TypeTable, put_credits
+from batchqueue_async._native import Inbox, InboxLock, TypeTable, key_indexes, put_credits, put_indexed
 from batchqueue_async._support import forks, log
 from batchqueue_async._support.thread_flag import ThreadFlag
 from batchqueue_async.bridge.credits import PartitionCredits, pause_of
 from batchqueue_async.config import BufferStrategy
 from batchqueue_async.errors import ForkedError, QueueClosedError
-from batchqueue_async.policies import RoundRobin, stable_type_hash
+from batchqueue_async.policies import RoundRobin, key_of, stable_type_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,13 +53,14 @@ class Offer(Generic[T]):
         width: among how many partitions the selector chose; 0 where it is not the user's.
     """
 
-    __slots__ = ("_indexes", "_run_end", "done", "items", "width")
+    __slots__ = ("_run_end", "done", "indexes", "items", "width")
 
     def __init__(self, items: Sequence[T], route: Route = NO_ROUTE) -> None:
         self.items = items
         self.done = 0
         self.width = route[1]
-        self._indexes: list[int] = [route[0]] if route[1] else []
+        self.indexes: list[int] = [route[0]] if route[1] else []
+        """What the selector said, as far as it was asked; for those that are in too."""
         self._run_end = 0
 
     @property
@@ -78,18 +79,21 @@ class Offer(Generic[T]):
             return self.items
         return self.items[self.done : None if count is None else self.done + count]
 
-    def route_by(self, ask: Callable[[T], int], width: int) -> None:
-        """Ask for the partition of every item that has none yet, of as many as there are now."""
+    def route_by(self, ask: Callable[[Sequence[T], int, int], list[int]], width: int) -> None:
+        """Ask for the partition of every item that has none yet, of as many as there are now.
+
+        `ask` gives those of its items from an index on.
+        """
         if self.width != width:
             self.width = width
-            self._indexes = [0] * self.done
+            self.indexes = [0] * self.done
             self._run_end = 0
-        if len(self._indexes) < len(self.items):
-            self._indexes += [ask(item) for item in self.items[len(self._indexes) :]]
+        if len(self.indexes) < len(self.items):
+            self.indexes += ask(self.items, len(self.indexes), width)
 
     def route(self) -> Route:
         """The way of the first item that is not in."""
-        return (self._indexes[self.done], self.width) if self.width else NO_ROUTE
+        return (self.indexes[self.done], self.width) if self.width else NO_ROUTE
 
     def run(self) -> int:
         """How many of the items that are not in yet stand together for sure: of one type, and for one partition."""
@@ -107,8 +111,8 @@ class Offer(Generic[T]):
             while end < count and type(items[end]) is kind:
                 end += 1
             return end
-        index = self._indexes[start]
-        while end < count and self._indexes[end] == index and type(items[end]) is kind:
+        index = self.indexes[start]
+        while end < count and self.indexes[end] == index and type(items[end]) is kind:
             end += 1
         return end
 
@@ -152,7 +156,9 @@ class ThreadInbox(Inbox, Generic[T]):
         self.dropped_after = 0
         self.wake_ups = 0
         self._shares: list[PartitionCredits[T]] = []
-        self._turn: int | None = None
+        self._turn = -1
+        """Under `round_robin`, whose turn it is; below 0 otherwise."""
+        self._key: Callable[[T], Any] | None = None
         self._width = 0
         self._met: list[type] = []
         """Types that came in and the queue's router has not met."""
@@ -201,17 +207,21 @@ class ThreadInbox(Inbox, Generic[T]):
         release()
         return result
 
-    def put(self, item: T) -> Route | None:
-        """Put one item in if it has a place at once: None; else the way that the selector gave for it."""
+    def put(self, item: T, asked: Route | None = None) -> Route | None:
+        """Put one item in if it has a place at once: None; else the way that the selector gave for it.
+
+        `asked` is what it has given already.
+        """
         self.check()
         inside = self.is_held_here()
         while True:
-            route = self._route(item)
+            route = asked or self._route(item)
             accepted = self.guarded(self._put, item, route, inside)
             if accepted:
                 return None
             if accepted is not None:
                 return route
+            asked = None
 
     def _put(self, item: T, route: Route, inside: bool) -> bool | None:  # noqa: FBT001 - what `is_held_here` said, by place: a hot path
         """None: the queue has grown since the route was asked for."""
@@ -252,7 +262,7 @@ class ThreadInbox(Inbox, Generic[T]):
             self.wake_loop()
         if self.only is not None:
             offer.done += self.only.add_many(offer.rest())
-        elif self._turn is not None:
+        elif self._turn >= 0:
             self._deal_out(offer, self._turn)
         else:
             self._put_runs(offer)
@@ -275,8 +285,10 @@ class ThreadInbox(Inbox, Generic[T]):
         while not offer.complete:
             if self.by_type is not None:
                 offer.done = put_credits(self.by_type, offer.items, offer.done)
-                if not offer.left:
-                    return
+            elif offer.width:
+                offer.done = put_indexed(self._shares, offer.items, offer.indexes, offer.done)
+            if not offer.left:
+                return
             share = self._share_of(offer.items[offer.done], offer.route())
             run = offer.run()
             if share is None:
@@ -303,7 +315,7 @@ class ThreadInbox(Inbox, Generic[T]):
         if self.only is not None:
             share.join(waiter, len(offer.items) - offer.done)
         else:
-            share.join(waiter, 1 if self._turn is not None else offer.run())
+            share.join(waiter, 1 if self._turn >= 0 else offer.run())
         return True
 
     def fill(self, waiter: ThreadWaiter, offer: Offer[T], renew: Callable[[], None]) -> None:
@@ -407,10 +419,14 @@ class ThreadInbox(Inbox, Generic[T]):
 
     def _ask(self, offer: Offer[T]) -> None:
         """Outside the lock: ask the user's selector, if there is one, for each item that it was not asked for."""
-        width = self._width
-        if width:
-            ask = self._router.ask
-            offer.route_by(lambda item: ask(item, width), width)
+        if self._width:
+            offer.route_by(self._ask_each, self._width)
+
+    def _ask_each(self, items: Sequence[T], start: int, width: int) -> list[int]:
+        if self._key is not None:
+            return key_indexes(self._key, items, start, width)
+        ask = self._router.ask
+        return [ask(item, width) for item in items[start:]]
 
     def _share_of(self, item: T, route: Route) -> PartitionCredits[T] | None:
         """Under the lock: where an item's places are; None while there is none, or if the route is out of date."""
@@ -419,7 +435,7 @@ class ThreadInbox(Inbox, Generic[T]):
         if self.by_type is not None:
             kind = type(item)
             return self.by_type.get(kind) or self._meet(kind)
-        if self._turn is not None:
+        if self._turn >= 0:
             self._turn += 1
             return self._shares[(self._turn - 1) % len(self._shares)]
         if self._width:
@@ -497,8 +513,9 @@ class ThreadInbox(Inbox, Generic[T]):
         if router.only is not None:
             self.only = self._shares[0]
         elif isinstance(router.selector, RoundRobin):
-            self._turn = self._turn or 0
+            self._turn = max(0, self._turn)
         elif router.by_type is None:
+            self._key = key_of(router.selector)
             self._width = router.width
         return True
 

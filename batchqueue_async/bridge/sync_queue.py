@@ -19,7 +19,7 @@ from batchqueue_async._support.checks import check_timeout
 from batchqueue_async._support.home_loop import running_loop
 from batchqueue_async.bridge.credits import Parker, ThreadWaiter
 from batchqueue_async.bridge.held_loops import held_loops
-from batchqueue_async.bridge.inbox import Offer, ThreadInbox
+from batchqueue_async.bridge.inbox import Offer, Route, ThreadInbox
 from batchqueue_async.bridge.watchdog import watchdog
 from batchqueue_async.errors import DeadlockError, PartlyAcceptedError, QueueClosedError
 from batchqueue_async.queue.adapters import InThread
@@ -157,7 +157,11 @@ class SyncQueue(Door, Generic[T]):
         release()
         return accepted or self._produce_late(item, timeout)
 
-    def _produce_late(self, item: T, timeout: float | None) -> bool:
+    def _produce_asked(self, item: T, index: int, width: int) -> bool:
+        """Go on where the compiled hot path has asked for the item's partition, and it has no place for it."""
+        return self._produce_late(item, None, (index, width))
+
+    def _produce_late(self, item: T, timeout: float | None, asked: Route | None = None) -> bool:
         self._check_timeout("produce", timeout)
         inbox = self._inbox
         if self._by_loop:
@@ -165,7 +169,7 @@ class SyncQueue(Door, Generic[T]):
             self._put_by_loop(offer, self._deadline(timeout))
             inbox.refuse(offer.left)
             return offer.complete
-        route = inbox.put(item)
+        route = inbox.put(item, asked)
         if route is None:
             return True
         offer = Offer((item,), route)

@@ -204,8 +204,9 @@ class Intake(Generic[T]):
         elif partition.lanes is None:
             partition.adopt([(None, items)])
         else:
-            if not one_type(items):  # the list of a single type is handed over whole
-                put_held(self._router.by_type, partition, items)
+            by_type = self._router.by_type
+            if by_type is not None and not one_type(items):  # the list of a single type is handed over whole
+                put_held(by_type, partition, items)
             partition.adopt(self._by_lane(items) if items else ())
 
     def _by_lane(self, items: list[T]) -> list[tuple[Lane[T] | None, list[T]]]:
@@ -400,9 +401,7 @@ class Intake(Generic[T]):
         return self._put_parts(parts.items()) or routes
 
     def _put_parts(self, parts: Collection[tuple[Route[T], Sequence[T]]]) -> bool:
-        if any(
-            not isinstance(route, Partition) or route.full() or route.room() < len(part) for route, part in parts
-        ):
+        if any(not isinstance(route, Partition) or route.full() or route.room() < len(part) for route, part in parts):
             return False
         for route, part in parts:
             if not put_together(route, part):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, SupportsIndex, TypeVar, cast
 from batchqueue_async._native import RouterFields, TypeTable
 from batchqueue_async._support.wording import short
 from batchqueue_async.errors import ConfigError
-from batchqueue_async.policies import ByKey, RoundRobin, TypeHash, stable_type_hash
+from batchqueue_async.policies import RoundRobin, TypeHash, key_of, stable_type_hash
 from batchqueue_async.queue.completion import CompletionWait
 from batchqueue_async.queue.migration import Migration
 from batchqueue_async.queue.partition import Lane, Partition
@@ -59,7 +59,7 @@ class PartitionRouter(RouterFields, Generic[T]):
         self._crowded = crowded
         self.selector = selector
         self._turns = selector.turns if type(selector) is RoundRobin else None
-        self._key = selector.key if type(selector) is ByKey else None
+        self._key = key_of(selector)
         self.partitions: list[Partition[T]] = partitions
         self.only: Partition[T] | None = partitions[0] if len(partitions) == 1 and not grows else None
         typed = self.only is None and type(selector) is TypeHash
