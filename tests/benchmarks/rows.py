@@ -8,7 +8,7 @@ from . import quiet, rebalance, skywalking
 from .bursts import BASELINE, Case, Workload, baseline, make_workload, measure_cases
 from .model import Check, Row, Samples, Sizes
 from .peers import ASYNCIO_PUT, nowait_peers, waiting_peers
-from .subjects import consumer_case, handlers_case
+from .subjects import consumer_case, handlers_case, selector_case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,10 @@ FEW = "batchqueue produce_nowait, 100 types"
 MANY = "batchqueue produce_nowait, 2,000 types"
 FEW_BASELINE = f"{BASELINE}, 100 types"
 MANY_BASELINE = f"{BASELINE}, 2,000 types"
+TURNS = "batchqueue produce_nowait, round_robin()"
+KEYS = "batchqueue produce_nowait, by_key(id)"
+MANY_TURNS = "batchqueue produce_many by 1,000, round_robin()"
+MANY_KEYS = "batchqueue produce_many by 1,000, by_key(id)"
 MANY_ONE = "batchqueue produce_many by 1,000, one type"
 MANY_MIXED = "batchqueue produce_many by 1,000, 100 types"
 MANY_NOWAIT_ONE = "batchqueue produce_many_nowait by 1,000, one type"
@@ -188,6 +192,30 @@ ROWS: tuple[Row, ...] = (
             Check(
                 what="100 types mixed, x baseline", subject=MANY_MIXED, reference=FEW_BASELINE, bound="<=", target=3.5
             ),
+        ),
+    ),
+    Row(
+        name="selectors",
+        title="one consumer, 16 partitions: in turns, and by a key that costs next to nothing, in bursts of 10,000",
+        unit="s/item",
+        reference=BASELINE,
+        measure=_throughput(
+            lambda: [
+                baseline(),
+                selector_case(TURNS, "produce_nowait", "in turns"),
+                selector_case(KEYS, "produce_nowait", "by key"),
+                selector_case(MANY_TURNS, "produce_many", "in turns"),
+                selector_case(MANY_KEYS, "produce_many", "by key"),
+            ]
+        ),
+        checks=tuple(
+            Check(what=f"{what}, x baseline", subject=subject, reference=BASELINE, bound="<=", target=target)
+            for what, subject, target in (
+                ("in turns", TURNS, 4.0),
+                ("by key", KEYS, 6.0),
+                ("in turns, bulk", MANY_TURNS, 2.0),
+                ("by key, bulk", MANY_KEYS, 4.0),
+            )
         ),
     ),
     Row(

@@ -82,6 +82,30 @@ def consumer_case(name: str, way: str, workload: str = "one") -> Case:
     return Case(name=name, workload=workload, open=open_case, subject=True)
 
 
+SELECTORS: dict[str, Callable[[], bq.Selector[Any]]] = {
+    "in turns": bq.round_robin,
+    "by key": lambda: bq.by_key(id),
+}
+
+
+def selector_case(name: str, way: str, selector: str) -> Case:
+    """One consumer for 16 partitions, which a selector chooses among."""
+
+    @asynccontextmanager
+    async def open_case(items: Workload) -> AsyncIterator[Burst]:
+        gate = Gate()
+        config: bq.QueueConfig[Any] = bq.QueueConfig(
+            consumer=gate.handler(), partitions=bq.PartitionPolicy.fixed(16), selector=SELECTORS[selector]()
+        )
+        async with bq.BatchQueueManager() as manager:
+            queue = manager.create("bench", config)
+            burst = BURSTS[way](queue, items, gate)
+            yield burst
+            _check_all_handled(queue, burst.expected)
+
+    return Case(name=name, workload="one", open=open_case, subject=True)
+
+
 def handlers_case(name: str, way: str, workload: str) -> Case:
     """A handler for each type, in partitions that grow with the handlers."""
 
