@@ -229,7 +229,7 @@ step_on_ready(PyObject *Py_UNUSED(function), PyObject *op, PyObject *told)
 static Py_ssize_t
 whole_size(PartitionFields *self, Py_ssize_t most)
 {
-    if (!is_none(self->waiters) || !is_none(self->credits) || !is_none(self->byte_room) || !is_none(self->marks)) {
+    if (!is_none(self->waiters) || !is_none(self->byte_room) || !is_none(self->marks)) {
         return -1;
     }
     if (!is_none(self->sealed)
@@ -512,12 +512,20 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
         }
         Py_ssize_t size = 0;
         double since = 0.0;
+        PyObject *credits = NULL;
         if (is_kind(partition, &PartitionFieldsType)) {
             PyObject *began = ((PartitionFields *)partition)->since;
             since = began != NULL && PyFloat_CheckExact(began) ? PyFloat_AS_DOUBLE(began) : 0.0;
             size = take_whole(ready, (PartitionFields *)partition, chunks, most < together ? most : together);
+            credits = size > 0 ? Py_XNewRef(((PartitionFields *)partition)->credits) : NULL;
         }
         Py_DECREF(partition);
+        if (credits != NULL && !is_none(credits)) { /* the items are in `chunks` by now, whatever it raises */
+            PyObject *lent = PyObject_CallMethodNoArgs(credits, name_refill);
+            size = lent == NULL ? -1 : size;
+            Py_XDECREF(lent);
+        }
+        Py_XDECREF(credits);
         if (size < 0) {
             return NULL;
         }

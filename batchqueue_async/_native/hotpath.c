@@ -27,6 +27,7 @@
 /* What is used of Python by name, and objects of which there is one: made with the module, and kept. */
 static PyTypeObject *deque_type;
 static PyObject *name_append, *name_popleft, *name_lingers, *name_leave, *name_record, *name_put_at, *name_wait_at;
+static PyObject *name_refill;
 static PyObject *no_call;         /* what `call_usual` answers with where nothing is to be awaited */
 static PyObject *on_ready_method; /* DrainTask.on_ready, as the class has it */
 
@@ -1564,10 +1565,8 @@ put_held(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     PyObject *before = NULL; /* only compared: the type that was looked up last */
     while (((PartitionFields *)partition)->lanes != NULL && PyDict_CheckExact(((PartitionFields *)partition)->lanes)) {
         move_known((TypeTable *)by_type, (PartitionFields *)partition, list);
-        if (PyErr_Occurred()) {
-            return NULL; /* no memory for it */
-        }
-        if (PyList_GET_SIZE(list) == 0) {
+        if (PyErr_Occurred() || PyList_GET_SIZE(list) == 0) {
+            PyErr_Clear(); /* no memory for it: the Python meets that again */
             break;
         }
         PyTypeObject *kind = (PyTypeObject *)Py_NewRef(Py_TYPE(PyList_GET_ITEM(list, 0)));
@@ -1635,7 +1634,7 @@ group_by_type(PyObject *Py_UNUSED(module), PyObject *items)
     return values;
 }
 
-/* Offer.route_by for by_key(): the indexes that the keys of the items from `start` on give, of so many partitions. */
+/* Offer.route_by for by_key(): the indexes that the keys of the items from `start` on give, of `width` partitions. */
 static PyObject *
 key_indexes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
@@ -1740,7 +1739,7 @@ key_parts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
         Py_DECREF(item);
     }
     for (Py_ssize_t at = 0; usual && at < met; at++) {
-        PyObject *route = router_place(router, order[at]);
+        PyObject *route = router->width != width ? NULL : router_place(router, order[at]);
         usual = route != NULL && add_part(parts, route, lists[order[at]]) == 0;
         Py_XDECREF(route);
     }
@@ -1825,7 +1824,7 @@ make_names(void)
         const char *text;
     } names[] = {{&name_append, "append"}, {&name_popleft, "popleft"}, {&name_lingers, "lingers"},
                  {&name_leave, "leave"},   {&name_record, "record"},   {&name_put_at, "_put_at"},
-                 {&name_wait_at, "_wait_at"}};
+                 {&name_wait_at, "_wait_at"}, {&name_refill, "refill"}};
     for (size_t index = 0; index < Py_ARRAY_LENGTH(names); index++) {
         if (*names[index].name == NULL && (*names[index].name = PyUnicode_InternFromString(names[index].text)) == NULL) {
             return -1;

@@ -236,7 +236,7 @@ def group_by_type(items: list[Any]) -> list[list[Any]] | None:
 
 
 def key_indexes(key: Callable[[Any], Any], items: Sequence[Any], start: int, width: int) -> list[int]:
-    """The indexes that the keys of the items from `start` on give, of so many partitions."""
+    """The indexes that the keys of the items from `start` on give, of `width` partitions."""
     return [hash(key(item)) % width for item in items[start:]]
 
 

@@ -419,8 +419,9 @@ class ThreadInbox(Inbox, Generic[T]):
 
     def _ask(self, offer: Offer[T]) -> None:
         """Outside the lock: ask the user's selector, if there is one, for each item that it was not asked for."""
-        if self._width:
-            offer.route_by(self._ask_each, self._width)
+        width = self._width
+        if width:
+            offer.route_by(self._ask_each, width)
 
     def _ask_each(self, items: Sequence[T], start: int, width: int) -> list[int]:
         if self._key is not None:

@@ -588,7 +588,7 @@ class Partition(PartitionFields, Generic[T]):
 
     def take_runs(self, most: int) -> list[tuple[type | None, list[T]]]:
         """The same, as runs of items: of one type where the run names it, of any type else."""
-        if self.qsize() <= most and not (self.waiters or self.credits):
+        if self.qsize() <= most and not self.waiters:
             # In this order, for a finalizer or a signal handler may produce between any two steps: what comes in from
             # here on lists the partition anew.
             self.listed = False
@@ -600,6 +600,8 @@ class Partition(PartitionFields, Generic[T]):
             self.removed += count
             if self.byte_room is not None:
                 self.byte_room.take(count)
+            if self.credits is not None:
+                self.credits.refill()
             return runs
         runs = self._remove(most)
         self.listed = self.listed and self.qsize() > 0
