@@ -1402,17 +1402,18 @@ know_block(TypeTable *table, PyObject *const *items, Py_ssize_t left, PyObject *
     return count;
 }
 
-/* Put items from `index` on where the table says, up to the first that it does not know, or that `quick` does not take:
- * its index. Nobody's code runs. */
+/* Put the items of a list or tuple, from `index` up to `size`, where the table says, up to the first that it does not
+ * know, or that `quick` does not take: its index. Nobody's code runs. Where a list of items is also one that items go into,
+ * it grows meanwhile and its memory may move: so it is read anew for each. */
 static ALWAYS_INLINE Py_ssize_t
-bulk_known(TypeTable *table, PyObject *const *items, Py_ssize_t index, Py_ssize_t size, BulkStep quick)
+bulk_known(TypeTable *table, PyObject *items, Py_ssize_t index, Py_ssize_t size, BulkStep quick)
 {
     PyObject *known[BLOCK];
     PyTypeObject *sure = NULL;
     while (index < size) {
-        Py_ssize_t count = know_block(table, &items[index], size - index, known);
+        Py_ssize_t count = know_block(table, &PySequence_Fast_ITEMS(items)[index], size - index, known);
         for (Py_ssize_t at = 0; at < count; at++, index++) {
-            if (known[at] == NULL || quick(known[at], items[index], &sure) <= 0) {
+            if (known[at] == NULL || quick(known[at], PySequence_Fast_GET_ITEM(items, index), &sure) <= 0) {
                 return index;
             }
         }
@@ -1433,13 +1434,14 @@ bulk_by_type(PyObject *const *args, Py_ssize_t count, BulkStep quick, BulkStep s
         return usual < 0 ? NULL : Py_NewRef(args[2]);
     }
     PyObject *by_type = args[0], *items = args[1];
+    const Py_ssize_t end = PySequence_Fast_GET_SIZE(items); /* what a list gets meanwhile is not asked for */
     int is_table = Py_IS_TYPE(by_type, &TypeTableType), done = 1;
     while (done > 0) {
+        Py_ssize_t size = PySequence_Fast_GET_SIZE(items) < end ? PySequence_Fast_GET_SIZE(items) : end;
         if (is_table && ((TypeTable *)by_type)->lines != 0) {
-            index = bulk_known((TypeTable *)by_type, PySequence_Fast_ITEMS(items), index,
-                               PySequence_Fast_GET_SIZE(items), quick);
+            index = bulk_known((TypeTable *)by_type, items, index, size, quick);
         }
-        if (index >= PySequence_Fast_GET_SIZE(items)) {
+        if (index >= size) {
             break;
         }
         if (PyErr_Occurred()) {
@@ -1508,7 +1510,7 @@ static Py_ssize_t
 thread_put_run(PyObject *by_type, PyObject *batch)
 {
     TypeTable *table = (TypeTable *)by_type;
-    return table->lines == 0 ? 0 : bulk_known(table, PySequence_Fast_ITEMS(batch), 0, PyList_GET_SIZE(batch), share_put);
+    return table->lines == 0 ? 0 : bulk_known(table, batch, 0, PyList_GET_SIZE(batch), share_put);
 }
 
 /* ThreadInbox._put_runs, under its lock, up to the first item whose type is not met or has no place. */

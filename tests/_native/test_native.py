@@ -492,6 +492,24 @@ def test_items_come_in_together_or_not_at_all():
 
 
 @compiled_only
+@pytest.mark.parametrize("table", [dict, _native.TypeTable])
+@pytest.mark.parametrize("function", ["put_run", "sort_run", "put_credits"])
+def test_a_list_that_its_own_items_go_into_is_put_in_once(function, table):
+    """It grows as it is read: its memory moves, and what it has got is not its caller's."""
+    kinds = [type(f"Kind{number}", (), {}) for number in range(8)]
+    items = [kind() for kind in kinds] * 40
+    first = list(items)
+    place, share = _native.Place(), _native.Share()
+    place.tail, place.fast_slots = items, _native.Countdown(None, 10_000)
+    share.items, share.free, share.batch = items, 10_000, 0
+    by_type = table()
+    for kind in kinds:
+        by_type[kind] = {"put_run": place, "sort_run": items, "put_credits": share}[function]
+    put = getattr(_native, function)(by_type, items, 0)
+    assert items == first + first[:put]
+    assert put == (0 if function == "put_credits" and not bq.accelerated else len(first))
+
+
 async def test_a_list_does_not_go_into_itself(queue):
     await queue.produce(0)
     await queue.flush()
