@@ -693,7 +693,9 @@ class Partition(PartitionFields, Generic[T]):
             self.ranges.settle(self.finished)
             self._drop_empty_ranges()
         for migration in tuple(self.leaving or ()):
-            migration.try_to_arrive()
+            # As one arrives, items of threads are put in: these may evict others here, and so let the next ones go.
+            if migration in (self.leaving or ()):
+                migration.try_to_arrive()
 
     def _drop_empty_ranges(self) -> None:
         if self.ranges is not None and self.ranges.empty:

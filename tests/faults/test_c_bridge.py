@@ -18,6 +18,7 @@ from bridge_tools import PATIENCE, Caller, Held, run_file, run_script, until
 
 import batchqueue_async as bq
 from batchqueue_async.bridge.watchdog import watchdog
+from batchqueue_async.policies import stable_type_hash
 
 PREAMBLE = """
 import asyncio, os, signal, sys, threading, time
@@ -944,3 +945,53 @@ def test_c_19_a_selector_that_ends_the_loop_loses_no_item(error):
     report = bridge.close(timeout=PATIENCE)["q"]
     assert report.accepted == 30
     assert report.handled + report.failed + len(report.undelivered) == 30
+
+
+async def test_c_25_types_that_move_while_a_threads_items_evict_arrive_once():
+    """As the first type arrives, items of threads evict others from where both come from: so the second one arrives."""
+    kinds = [type(f"Moved{number}", (), {}) for number in range(40)]
+    gate, seen, late = asyncio.Event(), [], []
+
+    async def handle(batch):
+        await gate.wait()
+        seen.extend(batch)
+        if not late:  # the next that the drain task does is to let go of those who move
+            late.extend(stays() for _ in range(4))
+            thread = threading.Thread(target=bridge.produce_many, args=(late,))
+            thread.start()
+            thread.join(PATIENCE)
+
+    config = bq.QueueConfig(
+        fallback=handle,
+        partitions=bq.PartitionPolicy.adaptive(1),
+        workers=bq.WorkerPolicy.fixed(1),
+        buffer_size=4,
+        strategy=bq.BufferStrategy.DROP_OLDEST,
+    )
+    queue: Any = bq.BatchQueue("moves", config)
+    bridge = queue.bridge()
+    items: list[Any] = [kinds[number]() for number in range(4)]
+    assert queue.produce_many_nowait(items) == 4
+    await asyncio.sleep(0)
+    while queue.stats().in_flight < 4:
+        await asyncio.sleep(0)
+    for kind in kinds[:20]:
+        queue.add_handler(kind, handle)
+    source = queue._router.partitions[0]
+    for kind in kinds:
+        more = [kind(), kind()] if stable_type_hash(kind) % queue.partition_count else []
+        items += more
+        queue.produce_many_nowait(more)
+    assert len(source.leaving) > 1
+    (stays, *_) = [kind for kind in kinds if not stable_type_hash(kind) % queue.partition_count]
+    items += [stays() for _ in range(4)]
+    assert queue.produce_many_nowait(items[-4:]) == 4
+    assert source.full()
+    gate.set()
+    while len(late) < 4:
+        await asyncio.sleep(0)
+    report = await queue.shutdown(timeout=PATIENCE)
+    assert queue.stats().failed == 0
+    everything = [*seen, *report.undelivered]
+    assert len(everything) == len(set(map(id, everything)))
+    assert len(everything) == len(items) + len(late) - queue.stats().dropped_after
