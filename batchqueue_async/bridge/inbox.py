@@ -56,7 +56,7 @@ class Offer(Generic[T]):
     __slots__ = ("_run_end", "done", "indexes", "items", "width")
 
     def __init__(self, items: Sequence[T], route: Route = NO_ROUTE) -> None:
-        self.items = items
+        self.items = tuple(items)  # its own, since others may change a list while the call waits
         self.done = 0
         self.width = route[1]
         self.indexes: list[int] = [route[0]] if route[1] else []
@@ -66,12 +66,12 @@ class Offer(Generic[T]):
     @property
     def complete(self) -> bool:
         """Whether all items are in."""
-        return self.done == len(self.items)
+        return self.done >= len(self.items)
 
     @property
     def left(self) -> int:
         """How many items are not in yet."""
-        return len(self.items) - self.done
+        return max(0, len(self.items) - self.done)
 
     def rest(self, count: int | None = None) -> Sequence[T]:
         """The items that are not in yet, or the first `count` of them."""

@@ -37,7 +37,7 @@ from batchqueue_async.runtime.loop_calls import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Iterable
+    from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 
     from batchqueue_async.config import Handler
     from batchqueue_async.queue.batch_queue import BatchQueue
@@ -193,7 +193,7 @@ class SyncQueue(Door, Generic[T]):
             PartlyAcceptedError: a `TimeoutError` whose `accepted` says how many came in before the timeout.
         """
         inbox = self._inbox
-        batch: list[T] = items if isinstance(items, list) else list(items)
+        batch = tuple(items)  # its own, since others may change a list meanwhile
         count = len(batch)
         release = inbox.release
         try:  # as in `produce`
@@ -217,8 +217,11 @@ class SyncQueue(Door, Generic[T]):
             return count
         return self._produce_many_late(Offer(batch), timeout)
 
-    def _produce_rest(self, batch: list[T], done: int) -> int:
-        """Go on where the compiled hot path has put some of the items in: the first ones, and no others."""
+    def _produce_rest(self, batch: Sequence[T], done: int) -> int:
+        """Go on where the compiled hot path has put some of the items in: the first ones, and no others.
+
+        What another thread has taken out of the list since is in, and counts.
+        """
         offer = Offer(batch)
         offer.done = done
         return self._produce_many_late(offer, None)
@@ -429,7 +432,7 @@ class SyncQueue(Door, Generic[T]):
     async def produce_many_async(self, items: Iterable[T], timeout: float | None = None) -> int:
         """`produce_many` for a coroutine on another event loop; cancelled while it waits, it has put in a prefix."""
         self._check_timeout("produce_many_async", timeout)
-        offer = Offer(items if isinstance(items, list | tuple) else list(items))
+        offer = Offer(tuple(items))
         if self._by_loop:
             deadline = self._deadline(timeout)
             await self._put_by_loop_async(offer, deadline)

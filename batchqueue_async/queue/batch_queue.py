@@ -60,7 +60,7 @@ from batchqueue_async.queue.stats import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from batchqueue_async.bridge.sync_queue import SyncQueue
@@ -390,7 +390,7 @@ class BatchQueue(Entrance, Generic[T]):
             1000
         """
         self._home.check_thread("produce_many")
-        batch = items if isinstance(items, list | tuple) else list(items)
+        batch: Sequence[T] = items if type(items) is list or type(items) is tuple else list(items)
         put = self._intake.put_all(batch)
         if put is True:
             return len(batch)
@@ -399,7 +399,7 @@ class BatchQueue(Entrance, Generic[T]):
     def produce_many_nowait(self, items: Iterable[T]) -> int:
         """Put in as many of the items as is possible at once: always the first so many; the others are refused."""
         self._home.check_thread("produce_many_nowait")
-        batch = items if isinstance(items, list | tuple) else list(items)
+        batch: Sequence[T] = items if type(items) is list or type(items) is tuple else list(items)
         put = self._intake.put_all(batch)
         if put is True:
             return len(batch)
@@ -431,7 +431,7 @@ class BatchQueue(Entrance, Generic[T]):
         """
         self._home.check("deliver")
         self._collect_inbox()
-        batch = items if isinstance(items, list | tuple) else list(items)
+        batch = tuple(items)
         wait = CompletionWait()
         try:
             self._forbid_here("deliver")

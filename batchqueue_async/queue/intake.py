@@ -410,6 +410,7 @@ class Intake(Generic[T]):
 
     async def put_rest(self, items: Sequence[T], completion: CompletionWait | None, asked: Routes[T] | None) -> int:
         """Put items in one after the other, waiting for room where the strategy does; how many were accepted."""
+        items = tuple(items)  # its own, since others may change a list while the call waits
         deadline = self._block_deadline()
         only = self._router.only
         routes = asked or (Routes(self._router) if only is None else None)
@@ -475,7 +476,7 @@ class Intake(Generic[T]):
                 if not self._offer_counted_by_caller(route, item):
                     return index
             index += 1
-        return len(items)
+        return index
 
     def _put_watched(self, items: Sequence[T], start: int, completion: CompletionWait, routes: Routes[T]) -> int:
         """The same for items that a caller waits for, a run of one type at a time."""

@@ -430,8 +430,9 @@ class Partition(PartitionFields, Generic[T]):
         else:
             if into.asleep:
                 self.wake_lane(into)
+            before = len(into.tail)
             into.tail.extend(items)
-            self._in_lanes += len(items)
+            self._in_lanes += len(into.tail) - before  # what came in: another thread may be changing the list
         self.announce()
 
     def adopt(self, parts: Iterable[tuple[Lane[T] | None, list[T]]]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import defaultdict
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 from bridge_tools import PATIENCE, Caller, Held, assert_adds_up, fill, in_line, until
@@ -338,6 +339,94 @@ def test_a_selector_runs_outside_the_lock(bridge):
         with queue._inbox.lock:
             pass
     assert waiting.outcome()
+
+
+CHANGES = {
+    "cleared": lambda items: items.clear(),
+    "shortened": lambda items: items.__delitem__(slice(12, None)),
+    "grown": lambda items: items.extend([1, 2, 3]),
+    "moved": lambda items: items.insert(0, "another"),
+}
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("call", ["thread", "loop", "deliver"])
+def test_c_26_a_list_that_changes_while_its_call_waits_comes_in_as_it_was(bridge, partitions, change, call):
+    handler = Held()
+    config = bq.QueueConfig(
+        fallback=handler, buffer_size=4, max_batch=1, partitions=bq.PartitionPolicy.fixed(partitions)
+    )
+    queue = bridge.get_or_create("changing", config)
+    fill(queue, handler, 0)
+    items: list[Any] = [*range(1, 11), "between", *range(11, 21)]
+    before = list(items)
+    at_home = {"loop": queue._queue.produce_many, "deliver": queue._queue.deliver}.get(call)
+    producer = Caller(bridge.call, at_home, items) if at_home else Caller(queue.produce_many, items)
+    until(lambda: queue.stats(timeout=PATIENCE).used > 3 and (at_home or in_line(queue)))
+    CHANGES[change](items)
+    handler.open()
+    assert producer.outcome() == (None if call == "deliver" else 21)
+    queue.flush(timeout=PATIENCE)
+    assert [item for item in handler.items if item != "between"] == list(range(21))
+    assert len(handler.items) == 1 + len(before)
+    stats = queue.stats(timeout=PATIENCE)
+    assert stats.accepted == stats.attempted == 22
+    assert_adds_up(stats)
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_c_26_a_list_that_is_cleared_while_its_call_waits_in_vain_is_counted_as_it_was(bridge, partitions):
+    handler = Held()
+    config = bq.QueueConfig(
+        fallback=handler,
+        buffer_size=4,
+        max_batch=1,
+        partitions=bq.PartitionPolicy.fixed(partitions),
+        block_timeout=PATIENCE,
+    )
+    queue = bridge.get_or_create("changing", config)
+    fill(queue, handler, 0)
+    items = list(range(1, 21))
+    producer = Caller(queue.produce_many, items)
+    until(lambda: in_line(queue) == 1)
+    items.clear()
+    queue._inbox.loop.call_soon_threadsafe(handler.open)
+    queue.shutdown(timeout=PATIENCE)
+    accepted = producer.outcome()
+    stats = queue.stats()
+    assert stats.accepted == stats.handled == 1 + accepted
+    assert stats.refused == 20 - accepted
+    assert_adds_up(stats)
+
+
+class _Longer(list):
+    """A list that gives other items than it has, and says so."""
+
+    def __iter__(self):
+        return iter(range(50))
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_class_of_lists_is_taken_by_what_it_gives(bridge, partitions):
+    handler = Held()
+    config = bq.QueueConfig(
+        fallback=handler, buffer_size=4, max_batch=1, partitions=bq.PartitionPolicy.fixed(partitions)
+    )
+    queue = bridge.get_or_create("odd", config)
+    fill(queue, handler, 0)
+    with pytest.raises(bq.PartlyAcceptedError, match="4 of 50"):
+        queue.produce_many(_Longer([1]), timeout=0)
+
+    async def at_home():
+        return queue._queue.produce_many_nowait(_Longer([1]))
+
+    assert bridge.call(at_home) == 0
+    handler.open()
+    queue.flush(timeout=PATIENCE)
+    assert handler.items == [0, 0, 1, 2, 3]
+    assert queue.stats(timeout=PATIENCE).refused == 46 + 50
+    assert_adds_up(queue.stats())
 
 
 # -- growth
