@@ -71,7 +71,7 @@ class Migration(Generic[T]):
     def offer(self, item: T) -> bool:
         """Take an item in if the target has a free place and nobody waits for it."""
         target = self.target
-        if target.closed or target.waiters is not None or not target.make_room(1):
+        if target.closed or target.contended or not target.make_room(1):
             return False
         sizes: list[int] = []
         if target.byte_room is not None:

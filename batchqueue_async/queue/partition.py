@@ -16,8 +16,8 @@ What belongs together, between any two calls:
 
 - `capacity >= qsize() + held + reserved`: every place is free, filled, held for what comes from elsewhere (items that
   are moving here, places lent to the inbox of other threads), or reserved for a waiter. Fast slots are free places.
-- There are fast slots only while the partition is open, its drain task knows of its items (`listed`), and nobody
-  waits: so no producer passes another.
+- There are fast slots only while the partition is open, its drain task knows of its items (`listed`), and everybody who
+  waits has a place reserved: so no producer takes another's place.
 - The items with numbers from `removed` on are inside. Those from `flight_start` on, `in_flight` of them, are with the
   drain task. Everything below `finished` has an outcome.
 - `waiters` is None when nobody waits for a place and nothing is reserved, `ranges` when nobody waits for an outcome.
@@ -86,7 +86,7 @@ class Lane(LaneFields, Generic[T]):
 
 
 class Partition(PartitionFields, Generic[T]):
-    """A bounded asyncio queue with a bulk `take`; like `asyncio.Queue`, except that waiting putters are never passed.
+    """A bounded asyncio queue with a bulk `take`; unlike those of an `asyncio.Queue`, waiting putters lose no place.
 
     Example:
         >>> partition = Partition[str](0, capacity=2)
@@ -305,6 +305,11 @@ class Partition(PartitionFields, Generic[T]):
         """How many places are reserved for waiters and not filled yet."""
         return 0 if self.waiters is None else self.waiters.reserved
 
+    @property
+    def contended(self) -> bool:
+        """Whether somebody waits for a place who has none reserved yet, and so must not be passed."""
+        return self.waiters is not None and bool(self.waiters.waiting)
+
     def room(self) -> int:
         """How many places are neither filled nor promised."""
         return self.capacity - self.qsize() - self.reserved - self.held
@@ -314,7 +319,7 @@ class Partition(PartitionFields, Generic[T]):
         if self.byte_room is not None and (self.byte_room.crowded or self.byte_room.free <= 0):
             return True
         unused = 0 if self.credits is None else self.credits.unused()
-        return self.waiters is not None or self.room() + unused <= 0
+        return self.contended or self.room() + unused <= 0
 
     def make_room(self, count: int) -> bool:
         """Whether there are so many free places, once the inbox has given back what it does not use."""
@@ -325,10 +330,10 @@ class Partition(PartitionFields, Generic[T]):
 
     def rearm(self) -> None:
         """Set how many places the producers' fast path may fill."""
-        if self.closed or not self.listed or self.waiters is not None or self.byte_room is not None:
+        if self.closed or not self.listed or self.contended or self.byte_room is not None:
             self._set_fast_slots(NO_SLOTS)
             return
-        room = self.capacity - self.qsize() - self.held
+        room = self.room()
         if self.linger_step is not None:
             # The item that fills the partition, or may fill the batch, takes the slow path: its drain has to know.
             room = min(room, self.linger_step) - 1
@@ -354,11 +359,11 @@ class Partition(PartitionFields, Generic[T]):
 
     def offer(self, item: T, into: Lane[T] | None = None) -> bool:
         """Take an item in if there is a free place and nobody waits for it."""
-        if self.closed or self.waiters is not None:
+        if self.closed or self.contended:
             return False
         if self.byte_room is not None:
             return self._offer_weighed((item,), self.byte_room)
-        if self.listed or self.on_ready is None or self.held >= self.capacity:
+        if self.listed or self.on_ready is None or self.waiters is not None or self.held >= self.capacity:
             if not self.make_room(1):
                 return False
             self.put_in((item,), into)
@@ -381,7 +386,7 @@ class Partition(PartitionFields, Generic[T]):
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
         if accelerated and put_together(into or self, items):
             return True
-        if self.closed or self.waiters is not None or not self.make_room(len(items)):
+        if self.closed or self.contended or not self.make_room(len(items)):
             return False
         if self.byte_room is not None:
             return self._offer_weighed(items, self.byte_room)
@@ -419,7 +424,7 @@ class Partition(PartitionFields, Generic[T]):
         """How many of the items, in order, could come in now."""
         if self.byte_room is None:
             return 0 if self.full() else min(len(items), self.room())
-        if self.closed or self.waiters is not None:
+        if self.closed or self.contended:
             return 0
         return self.byte_room.prefix(self.byte_room.weigh(items[: max(0, self.room())]))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NOWAIT = "batchqueue produce_nowait"
 NOWAIT_TYPED = "batchqueue produce_nowait, handler by type"
 PRODUCE = "batchqueue await produce"
+PRODUCE_CROWD = "batchqueue await produce, 8 producers"
 PRODUCE_TYPED = "batchqueue await produce, handler by type"
 FEW = "batchqueue produce_nowait, 100 types"
 MANY = "batchqueue produce_nowait, 2,000 types"
@@ -135,17 +136,19 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="stream",
-        title="await produce, one type, 30,000 items without a pause: the producer meets the full buffer",
+        title="await produce, one type, 30,000 items without a pause: the producers meet the full buffer",
         unit="s/item",
         reference=BASELINE,
         measure=_throughput(
             lambda: [
                 baseline(),
                 consumer_case(PRODUCE, "produce", "stream"),
+                consumer_case(PRODUCE_CROWD, "produce, 8 producers", "stream"),
                 *waiting_peers("stream"),
             ]
         ),
         checks=(
+            Check(what="8 producers, x one", subject=PRODUCE_CROWD, reference=PRODUCE, bound="<=", target=2.0),
             Check(
                 what="consumer, faster than asyncio.Queue",
                 subject=PRODUCE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from .bursts import Burst, Workload
+
+
+CROWD = 8
+"""Producers that meet a full buffer together."""
 
 
 class _QueueBurst:
@@ -43,6 +48,19 @@ class _ProduceBurst(_QueueBurst):
         await self._gate.done
 
 
+class _CrowdBurst(_QueueBurst):
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(CROWD):
+                group.create_task(self._produce(self._workload.items[number::CROWD]))
+        await self._gate.done
+
+    async def _produce(self, items: list[Any]) -> None:
+        produce = self._queue.produce
+        for item in items:
+            await produce(item)
+
+
 class _ManyBurst(_QueueBurst):
     async def run(self) -> None:
         produce_many = self._queue.produce_many
@@ -62,6 +80,7 @@ class _ManyNowaitBurst(_QueueBurst):
 BURSTS: dict[str, Callable[[bq.BatchQueue[Any], Workload, Gate], Any]] = {
     "produce_nowait": _NowaitBurst,
     "produce": _ProduceBurst,
+    "produce, 8 producers": _CrowdBurst,
     "produce_many": _ManyBurst,
     "produce_many_nowait": _ManyNowaitBurst,
 }

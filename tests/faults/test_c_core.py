@@ -1337,3 +1337,37 @@ def test_c_15_a_call_from_elsewhere_on_the_same_thread_is_told_at_its_first_slow
     assert home.run_until_complete(queue.shutdown()).handled == 11  # a promise all the same
     home.close()
     other.close()
+
+
+# -- C-27: producers that wait for room together ----------------------------------------------------------------------
+
+
+async def _produce_through_a_full_buffer(producers: int, way: str) -> int:
+    queue = make(
+        consumer=RecordingHandler(), buffer_size=1_000, max_batch=1_000, partitions=bq.PartitionPolicy.fixed(2)
+    )
+    each = 24_000 // producers
+
+    async def by_item() -> None:
+        for number in range(each):
+            assert await queue.produce(number)
+
+    async def by_ten() -> None:
+        for number in range(0, each, 10):
+            assert await queue.produce_many(range(number, number + 10)) == 10
+
+    with Meter() as meter:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(producers):
+                group.create_task({"by item": by_item, "by ten": by_ten}[way]())
+        await queue.flush()
+    assert check(queue).handled == 24_000
+    await queue.shutdown()
+    return meter.lines
+
+
+@pytest.mark.parametrize("way", ["by item", "by ten"])
+def test_c_27_producers_that_get_room_together_fill_it_at_the_usual_speed(way):
+    """Each took the slow way for each item, for as long as another had not run since its place was reserved."""
+    alone, together = (_run(_produce_through_a_full_buffer(producers, way)) for producers in (1, 8))
+    assert together < 4 * alone, (alone, together)

@@ -53,6 +53,36 @@ async def test_put_nowait_does_not_pass_a_waiting_putter():
     assert partition.get_nowait() == "patient"
 
 
+async def test_put_nowait_fills_what_is_left_beside_the_places_of_waiting_putters():
+    """They have their places, whatever comes in before they run."""
+    partition = Partition[str](0, capacity=3)
+    for item in "abc":
+        partition.put_nowait(item)
+    putters = [asyncio.create_task(partition.put(f"patient {number}")) for number in range(2)]
+    await settle()
+    assert partition.take(3) == ["a", "b", "c"]
+    partition.put_nowait("quick")
+    with pytest.raises(asyncio.QueueFull):
+        partition.put_nowait("pushy")
+    await asyncio.gather(*putters)
+    assert partition.take(3) == ["quick", "patient 0", "patient 1"]
+
+
+async def test_a_putter_that_is_cancelled_with_its_place_reserved_leaves_that_to_others():
+    partition = Partition[str](0, capacity=2)
+    partition.put_nowait("a")
+    partition.put_nowait("b")
+    putter = asyncio.create_task(partition.put("patient"))
+    await settle()
+    assert partition.take(2) == ["a", "b"]
+    partition.put_nowait("quick")
+    putter.cancel()
+    await asyncio.wait([putter])
+    partition.put_nowait("late")
+    assert partition.take(2) == ["quick", "late"]
+    assert partition.waiters is None
+
+
 async def test_closing_sends_putters_away():
     partition = Partition[int](0, capacity=1)
     partition.put_nowait(0)

@@ -277,10 +277,10 @@ class World:
         return count
 
     def _lines(self) -> set[Any]:
-        return {each for each in self.parts._router.partitions if each.everyone_waiting()}
+        return {each for each in self.parts._router.partitions if each.contended}
 
     def _check_no_overtaking(self, items: list[Item], lines: set[Any]) -> None:
-        """Who came later must not have got a place in a line where others wait."""
+        """Who came later must not have got a place where others wait for one."""
         router = self.parts._router
         passed = [item for each in lines for item in each.items() if item in items]
         passed += [item for each in router.migrations if each.target in lines for item in each.items if item in items]
@@ -442,7 +442,7 @@ class World:
         self.expect(each.on_ready == each.owner.on_ready, f"{name} tells another than its owner")
         room, spare = each.capacity - taken, each.fast_slots.__length_hint__()
         self.expect(spare <= room, f"{name}: the fast path may fill {spare} places of {room}")
-        if each.waiters is not None or each.closed or not each.listed:
+        if each.contended or each.closed or not each.listed:
             self.expect(spare == 0, f"{name}: the fast path is open past those who wait")
         self.expect(each.held == sum(len(one.items) for one in each.arriving or ()), f"{name}: held={each.held}")
         self.expect(
