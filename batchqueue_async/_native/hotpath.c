@@ -923,11 +923,33 @@ call_hand_over(Call *self, PyObject *queue, PyObject *item, PyObject *asked)
     return 0;
 }
 
-/* coroutine.send(value) */
-static PySendResult
-call_send_value(PyObject *op, PyObject *value, PyObject **result)
+/* What a coroutine makes of a StopIteration that leaves it, which whoever awaits it would take for its result. */
+static void
+no_stop_iteration(void)
 {
-    Call *self = (Call *)op;
+    if (PyErr_ExceptionMatches(PyExc_StopIteration)) {
+        PyObject *type, *stop, *traceback;
+        PyErr_Fetch(&type, &stop, &traceback);
+        PyErr_NormalizeException(&type, &stop, &traceback);
+        if (traceback != NULL) {
+            PyException_SetTraceback(stop, traceback);
+        }
+        Py_XDECREF(type);
+        Py_XDECREF(traceback);
+        PyErr_SetString(PyExc_RuntimeError, "coroutine raised StopIteration");
+        PyObject *error;
+        PyErr_Fetch(&type, &error, &traceback);
+        PyErr_NormalizeException(&type, &error, &traceback);
+        PyException_SetCause(error, Py_NewRef(stop));
+        PyException_SetContext(error, stop);
+        PyErr_Restore(type, error, traceback);
+    }
+}
+
+/* One step of the coroutine, whatever ends it. */
+static PySendResult
+call_step(Call *self, PyObject *value, PyObject **result)
+{
     *result = NULL;
     if (self->given != NULL) {
         *result = self->given;
@@ -978,6 +1000,17 @@ call_send_value(PyObject *op, PyObject *value, PyObject **result)
         Py_CLEAR(self->inner);
     }
     Py_DECREF(inner);
+    return outcome;
+}
+
+/* coroutine.send(value) */
+static PySendResult
+call_send_value(PyObject *op, PyObject *value, PyObject **result)
+{
+    PySendResult outcome = call_step((Call *)op, value, result);
+    if (outcome == PYGEN_ERROR) {
+        no_stop_iteration();
+    }
     return outcome;
 }
 

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import inspect
 import logging
+import sys
 import threading
 import time
 import tracemalloc
@@ -1371,3 +1373,48 @@ def test_c_27_producers_that_get_room_together_fill_it_at_the_usual_speed(way):
     """Each took the slow way for each item, for as long as another had not run since its place was reserved."""
     alone, together = (_run(_produce_through_a_full_buffer(producers, way)) for producers in (1, 8))
     assert together < 4 * alone, (alone, together)
+
+
+# -- C-28: a StopIteration is nobody's result -----------------------------------------------------------
+
+
+def _first_tag(item: list[int]) -> int:
+    return next(iter(item))
+
+
+async def test_c_28_a_key_that_raises_stop_iteration_ends_a_produce_with_an_error():
+    selector: Any = bq.by_key(_first_tag)
+    queue = make(consumer=RecordingHandler[Any](), selector=selector, partitions=bq.PartitionPolicy.fixed(4))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="raised StopIteration") as met:
+            await queue.produce([])
+        assert isinstance(met.value.__cause__, StopIteration)
+        with pytest.raises(StopIteration):
+            queue.produce_nowait([])
+    tasks = [asyncio.ensure_future(queue.produce(item)) for item in ([], [1])]
+    await settle()
+    assert [task.done() for task in tasks] == [True, True]
+    assert isinstance(tasks[0].exception(), RuntimeError)
+    assert await tasks[1]
+    assert (await queue.shutdown()).handled == 1
+
+
+async def test_c_28_a_handler_that_raises_stop_iteration_before_its_first_step_has_failed():
+    def handle(batch: list[int]) -> Any:
+        raise StopIteration(batch)
+
+    inspect_as_async(handle)
+    queue = make(consumer=handle)
+    await queue.produce(1)
+    await queue.flush()
+    stats = queue.stats()
+    assert (stats.handled, stats.failed) == (0, 1)
+    await queue.shutdown()
+
+
+def inspect_as_async(function: Any) -> None:
+    """Let a plain function that returns awaitables pass for a coroutine function, as some decorators do."""
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(function)
+    else:
+        function._is_coroutine = asyncio.coroutines._is_coroutine
