@@ -178,7 +178,8 @@ class Door:
 
 def put_run(by_type: Mapping[type, Any], items: Sequence[Any], start: int) -> int:
     """Put items into the fast slots of their types, from an index on; the index of the first that has none."""
-    for index in range(start, len(items)):
+    end = len(items)
+    for index in range(start, end):
         item = items[index]
         try:
             route = by_type[type(item)]
@@ -189,7 +190,7 @@ def put_run(by_type: Mapping[type, Any], items: Sequence[Any], start: int) -> in
             break
         else:
             return index
-    return len(items)
+    return end
 
 
 def put_together(place: Any, items: Sequence[Any]) -> bool:
@@ -200,13 +201,14 @@ def put_together(place: Any, items: Sequence[Any]) -> bool:
 
 def sort_run(by_type: Mapping[type, list[Any]], items: Sequence[Any], start: int) -> int:
     """Append items to the lists of their types, from an index on; the index of the first whose type has none."""
-    for index in range(start, len(items)):
+    end = len(items)
+    for index in range(start, end):
         item = items[index]
         try:
             by_type[type(item)].append(item)
         except KeyError:
             return index
-    return len(items)
+    return end
 
 
 def one_type(items: Sequence[object]) -> bool:

@@ -111,7 +111,8 @@ table_forget_one(TypeTable *self, PyObject *kind)
     }
 }
 
-/* Remember what was just found. A table that is too small is made anew, and remembers from the next look-up on; for want
+/* Remember what was just found, unless the type is known already: `line_known` relies on its standing in one place. A
+ * table that is too small is made anew, and remembers from the next look-up on; for want
  * of memory it stays. */
 static void
 table_remember(TypeTable *self, PyTypeObject *kind, PyObject *found)
@@ -134,7 +135,8 @@ table_remember(TypeTable *self, PyTypeObject *kind, PyObject *found)
         return;
     }
     TablePlace *line = table_line(self, kind);
-    for (int index = 0; index < PLACES; index++) {
+    int known = line_known(line, kind) != NULL;
+    for (int index = 0; index < PLACES && !known; index++) {
         if (line[index].kind == NULL) {
             line[index].kind = (PyTypeObject *)Py_NewRef((PyObject *)kind);
             line[index].found = Py_NewRef(found);

@@ -798,6 +798,64 @@ def test_a_table_of_types_refuses_what_it_could_not_see():
     assert put_all(table, [1]) == 1
 
 
+class Nesting(type):
+    """A metaclass whose comparison puts an item of the other type with the same hash in, so many calls deep."""
+
+    put: Any = None
+    depth = 0
+
+    def __hash__(cls) -> int:
+        return type.__hash__(Compared)
+
+    def __eq__(cls, other: object) -> bool:
+        Nesting.depth += 1
+        if Nesting.put is not None and Nesting.depth in {2, 4, 6}:  # as what was found is asked for once more
+            Nesting.put()
+        return cls is other
+
+
+class Compared:
+    """A plain type with a neighbour in the dict that is not."""
+
+
+def test_a_type_that_is_looked_up_while_it_is_looked_up_stands_in_a_table_once():
+    table: Any = _native.TypeTable()
+    table[Nesting("Odd", (), {})] = []
+    table[Compared] = before = []
+    for _ in range(2):
+        assert put_all(table, [Compared()]) == 1
+    table[Compared] = before
+    Nesting.depth, Nesting.put = 0, lambda: put_all(table, [Compared()])
+    try:
+        assert put_all(table, [Compared()]) == 1
+    finally:
+        Nesting.put = None
+    count = len(before)
+    table[Compared] = after = []
+    assert put_all(table, [Compared()]) == 1
+    assert (len(before), len(after)) == (count, 1)
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_a_list_that_items_go_into_as_it_is_read_is_read_to_its_old_end(kinds):
+    """Its memory moves as it grows."""
+    table: Any = _native.TypeTable()
+    known = [type(f"Grown{number}", (), {}) for number in range(kinds)]
+    items = [known[number % kinds]() for number in range(60)]
+    for kind in known:
+        table[kind] = []
+    for _ in range(3):
+        assert put_all(table, items) == 60
+    for kind in known:
+        table[kind] = items
+    for size in (60, 120):
+        assert put_all(table, items) == size
+        assert items == [*items[:size], *items[:size]]
+    plain: dict[type, Any] = dict.fromkeys(known, items)
+    assert put_all(plain, items) == 240
+    assert len(items) == 480
+
+
 @compiled_only
 def test_a_table_that_has_itself_is_collected():
     class Kind:
