@@ -225,7 +225,7 @@ def put_credits(by_type: Mapping[type, Any], items: Sequence[Any], start: int) -
     return start
 
 
-def put_held(by_type: Mapping[type, Any], partition: Any, items: list[Any]) -> None:
+def put_held(by_type: Mapping[type, Any] | None, partition: Any, items: list[Any]) -> None:
     """Let items go from a list into the lanes of their types; none, as `Partition.adopt` takes lists of them."""
     del by_type, partition, items
 
