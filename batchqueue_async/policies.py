@@ -251,6 +251,10 @@ class RoundRobin:
         """The same selector with turns of its own, for another queue."""
         return RoundRobin()
 
+    def __reduce__(self) -> tuple[type[RoundRobin], tuple[()]]:
+        """For copies, in this process or another: each has turns of its own, as `fresh` gives them."""
+        return type(self), ()
+
     def __str__(self) -> str:
         return "round_robin()"
 

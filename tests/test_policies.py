@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
+import pickle
 
 import pytest
 from hypothesis import given
@@ -135,3 +137,19 @@ def test_nonsense_is_refused_where_it_is_written(make, message):
 )
 def test_policies_read_as_they_are_written(policy, text):
     assert str(policy) == text
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_of_round_robin_has_turns_of_its_own(again):
+    select = bq.round_robin()
+    assert [select("item", 3) for _ in range(4)] == [0, 1, 2, 0]
+    other = again(select)
+    assert [other("item", 3), other("item", 3), select("item", 3)] == [0, 1, 1]
+    assert other == select
+
+
+def test_round_robin_can_go_to_a_process_without_the_compiled_hot_path():
+    assert b"hotpath" not in pickle.dumps(bq.QueueConfig(selector=bq.round_robin()))

@@ -255,17 +255,6 @@ turns_next(PyObject *op)
     return PyLong_FromUnsignedLongLong(((Turns *)op)->next++);
 }
 
-static PyObject *
-turns_reduce(PyObject *op, PyObject *Py_UNUSED(ignored))
-{
-    return Py_BuildValue("O(K)", Py_TYPE(op), ((Turns *)op)->next);
-}
-
-static PyMethodDef turns_methods[] = {
-    {"__reduce__", turns_reduce, METH_NOARGS, "For copies, which go on from the same number."},
-    {NULL, NULL, 0, NULL},
-};
-
 static PyTypeObject TurnsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "batchqueue_async._native.hotpath.Turns",
@@ -275,7 +264,6 @@ static PyTypeObject TurnsType = {
     .tp_new = turns_new,
     .tp_iter = PyObject_SelfIter,
     .tp_iternext = turns_next,
-    .tp_methods = turns_methods,
 };
 
 #include "fields.h"
