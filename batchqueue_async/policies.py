@@ -16,7 +16,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast, get_args
 from weakref import WeakKeyDictionary
 
 from batchqueue_async._native import Turns
@@ -310,7 +310,8 @@ def by_key(key: Callable[[T_contra], Any]) -> ByKey[T_contra]:
 
 def key_of(selector: object) -> Callable[[Any], Any] | None:
     """The key function that is all there is to a selector; None for any selector but `by_key(key)` itself."""
-    return selector.key if isinstance(selector, ByKey) and type(selector) is ByKey else None  # pyright: ignore[reportUnknownArgumentType]
+    kind = type(selector)
+    return cast("ByKey[Any]", selector).key if kind is ByKey else None
 
 
 # -- which worker owns which partition --------------------------------------------------------------------------------

@@ -390,7 +390,7 @@ class BatchQueue(Entrance, Generic[T]):
             1000
         """
         self._home.check_thread("produce_many")
-        batch: Sequence[T] = items if type(items) is list or type(items) is tuple else list(items)
+        batch = _in_order(items)
         put = self._intake.put_all(batch)
         if put is True:
             return len(batch)
@@ -399,7 +399,7 @@ class BatchQueue(Entrance, Generic[T]):
     def produce_many_nowait(self, items: Iterable[T]) -> int:
         """Put in as many of the items as is possible at once: always the first so many; the others are refused."""
         self._home.check_thread("produce_many_nowait")
-        batch: Sequence[T] = items if type(items) is list or type(items) is tuple else list(items)
+        batch = _in_order(items)
         put = self._intake.put_all(batch)
         if put is True:
             return len(batch)
@@ -901,3 +901,9 @@ class BatchQueue(Entrance, Generic[T]):
 
 def _name_of(handler: object) -> str:
     return getattr(handler, "__qualname__", type(handler).__qualname__)
+
+
+def _in_order(items: Iterable[T]) -> Sequence[T]:
+    """Items that can be counted: a list or a tuple itself; a class of the user's may count otherwise."""
+    kind = type(items)
+    return cast("Sequence[T]", items) if kind is list or kind is tuple else list(items)

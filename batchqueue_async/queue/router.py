@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, SupportsIndex, TypeVar, cast
 
 from batchqueue_async._native import RouterFields, TypeTable
 from batchqueue_async._support.wording import short

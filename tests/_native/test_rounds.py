@@ -9,6 +9,7 @@ import logging
 import sys
 import weakref
 from collections import deque
+from contextlib import nullcontext
 from sys import maxsize
 from typing import Any
 
@@ -346,7 +347,6 @@ def partition_like(**fields):
         {"tail": None},
         {"fast_slots": iter(())},
         {"waiters": 1},
-        {"credits": 1},
         {"byte_room": 1},
         {"marks": [1]},
         {"since": 1},
@@ -362,6 +362,34 @@ def test_a_partition_that_is_not_usual_is_left_where_it_is(fields):
     assert _native.take_usual(ready, chunks, 1, 100, maxsize) == (1, 0, float("inf"))
     assert list(ready) == [partition]
     assert chunks == []
+
+
+class Lender:
+    """What a partition tells that it has room again."""
+
+    def __init__(self, chunks: list[Any], error: BaseException | None) -> None:
+        self.chunks, self.error = chunks, error
+        self.seen: list[list[int]] = []
+
+    def refill(self) -> None:
+        self.seen.append([item for _, items, _ in self.chunks for item in items])
+        if self.error is not None:
+            raise self.error
+
+
+@compiled_only
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_the_room_of_what_was_taken_is_lent_when_the_round_has_it(error):
+    """An interrupt then leaves nothing behind that nobody has."""
+    chunks: list[Any] = []
+    lender = Lender(chunks, error)
+    partition = partition_like(credits=lender)
+    ready = deque([partition])
+    with pytest.raises(KeyboardInterrupt) if error else nullcontext():
+        assert _native.take_usual(ready, chunks, 1, 100, maxsize) == (0, 1, 1.0)
+    assert lender.seen == [[1]]
+    assert [items for _, items, _ in chunks] == [[1]]
+    assert (list(ready), partition.tail, partition.in_flight) == ([], [], 1)
 
 
 @compiled_only
