@@ -421,12 +421,12 @@ put_by_key(Entrance *self, RouterFields *router, PyObject *item, PyObject **aske
     if (index < 0) {
         return -1;
     }
-    PyObject *route = self->thread != 0 && router->width == width ? router_place(router, index) : NULL;
+    PyObject *route = router->width == width ? router_place(router, index) : NULL;
     if (route == NULL) {
-        return 0; /* the queue has grown or ended meanwhile */
+        return 0; /* the queue has grown meanwhile */
     }
     PyTypeObject *sure = NULL;
-    int put = route_put(route, item, &sure);
+    int put = self->thread == 0 ? 0 : route_put(route, item, &sure); /* or it was closed: the Python says so */
     if (put == 0) {
         *asked = route;
     }
@@ -1551,7 +1551,7 @@ move_known(TypeTable *table, PartitionFields *partition, PyObject *list)
     PyTypeObject *sure = NULL;
     PyObject **items = ((PyListObject *)list)->ob_item;
     Py_ssize_t size = PyList_GET_SIZE(list), index = 0;
-    int usual = table->lines != 0;
+    int usual = table->lines != 0 && size > 0; /* an empty list has no memory */
     while (usual && index < size) {
         Py_ssize_t count = know_block(table, &items[index], size - index, known);
         for (Py_ssize_t at = 0; usual && at < count; at++) {
@@ -1565,6 +1565,9 @@ move_known(TypeTable *table, PartitionFields *partition, PyObject *list)
                 index++;
             }
         }
+    }
+    if (index == 0) {
+        return;
     }
     partition->held -= index;
     partition->in_lanes += index;
@@ -1589,7 +1592,7 @@ put_held(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     while (((PartitionFields *)partition)->lanes != NULL && PyDict_CheckExact(((PartitionFields *)partition)->lanes)) {
         move_known((TypeTable *)by_type, (PartitionFields *)partition, list);
         if (PyErr_Occurred() || PyList_GET_SIZE(list) == 0) {
-            PyErr_Clear(); /* no memory for it: the Python meets that again */
+            PyErr_Clear(); /* for want of memory: these items are accepted, and the Python hands their list over whole */
             break;
         }
         PyTypeObject *kind = (PyTypeObject *)Py_NewRef(Py_TYPE(PyList_GET_ITEM(list, 0)));

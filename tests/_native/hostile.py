@@ -53,6 +53,27 @@ KINDS: list[Any] = [Odd(f"O{number}", (Dying,) if number % 2 else (), {}) for nu
 KINDS += [int, str, list, Dying, object, type(None)]
 
 
+class Key:
+    """A key whose hash and whose end call back."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        Odd.happen()
+        return self.number
+
+    def __del__(self) -> None:
+        Odd.happen()
+
+
+def key_of(item: Any) -> Any:
+    """Few keys, some of which can't be hashed."""
+    Odd.happen()
+    number = hash(type(item).__name__) % 23
+    return [] if number == 22 else Key(number - 11)
+
+
 class Hostility:
     """One queue, and everything that can be done to it at the wrong moment."""
 
@@ -68,7 +89,63 @@ class Hostility:
     def later(self) -> None:
         """Let something happen at the next look-up or finalizer."""
         acts = [self.nowait, self.many, self.drop, self.empty, self.collect, self.raising, self.handlers, self.call]
-        Odd.act = self.rng.choice(acts)
+        Odd.act = self.rng.choice([*acts, self.stopping, self.router_fields, self.grow])
+
+    def stopping(self) -> None:
+        raise StopIteration
+
+    def grow(self) -> None:
+        """Partitions for more handlers, where the queue is adaptive; and the list that is being put in gets longer."""
+        self.queue.add_handler(type("More", (), {}), ignore, 2)
+        self.batch += [self.item()]
+
+    def router_fields(self) -> None:
+        """The fields of the router that are objects, for a moment of any class; the queue goes on with its own."""
+        router: Any = self.queue._router
+        name = self.rng.choice(["_key", "_turns", "_fences"])
+        before = getattr(router, name)
+        try:
+            setattr(router, name, self.rng.choice([None, 5, [], (), {}, key_of, self.item(), _native.Turns()]))
+            if self.rng.random() < 0.2:
+                delattr(router, name)
+            with suppress(Exception):  # whatever the Python makes of it
+                self.nowait()
+        finally:
+            setattr(router, name, before)
+
+    def routes(self) -> None:
+        """The steps for keys and for what threads have put in, with whatever there is."""
+        router: Any = _native.RouterFields()
+        places: list[Any] = [_native.Place(), _native.PartitionFields(), None, 5, self.queue._router.partitions[0]]
+        if _native.RouterFields.__dict__.get("_key") is not None:  # compiled
+            router._key = self.rng.choice([None, key_of, 5])
+            router.partitions = self.rng.choices(places, k=self.rng.randint(0, 5))
+            router._width = self.rng.choice([-1, 0, 2, 5])
+            router._fences = self.rng.choice([[], [1], None])
+            router._turns = self.rng.choice([None, _native.Turns(2**64 - 1), iter(())])
+        self.batch = [self.item() for _ in range(self.rng.randint(0, 9))]
+        _native.key_parts(router, self.rng.choice([self.batch, tuple(self.batch), 5]))
+        entrance: Any = _native.Entrance()
+        entrance._thread = threading.get_ident()
+        entrance._only = entrance._by_type = None
+        entrance._router = router
+        table: Any = _native.TypeTable()
+        partition: Any = _native.PartitionFields()
+        lane: Any = _native.LaneFields()
+        with suppress(AttributeError):
+            partition.lanes = self.rng.choice([{lane: None}, None, []])
+            partition.held, partition._in_lanes = 9, 0
+            lane.partition = self.rng.choice([partition, None])
+            lane.tail = self.rng.choice([[], self.batch, None])
+            lane.asleep = self.rng.random() < 0.2
+        for kind in self.rng.sample(KINDS, 5):
+            table[kind] = self.rng.choice([lane, lane, lane, 5, self.batch])
+        for _ in range(3):
+            _native.put_held(table, partition, self.batch)
+            _native.sort_run(table, self.batch, 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bq.BatchQueue.produce_nowait(entrance, self.item())
 
     def raising(self) -> None:
         raise OddHashError
@@ -156,16 +233,31 @@ class Hostility:
     async def step(self) -> None:
         if self.rng.random() < 0.5:
             self.later()
-        act = self.rng.choice([self.nowait, self.many, self.call, self.steps, self.fields, self.handlers, self.drop])
-        with suppress(OddHashError, StopIteration, AttributeError, TypeError, RuntimeError, bq.BatchQueueError):
+        acts = [self.nowait, self.many, self.call, self.steps, self.fields, self.handlers, self.drop, self.routes]
+        act = self.rng.choice([*acts, self.router_fields])
+        with suppress(
+            OddHashError, StopIteration, LookupError, AttributeError, TypeError, RuntimeError, bq.BatchQueueError
+        ):
             act()
         if self.rng.random() < 0.2:
-            with suppress(OddHashError, TimeoutError):
+            with suppress(OddHashError, TimeoutError, TypeError, RuntimeError, AttributeError):
                 await asyncio.wait_for(self.queue.produce(self.item()), 0.01)
 
 
 async def ignore(batch: list[Any]) -> None:
     """Handle nothing."""
+
+
+def from_a_thread(queue: bq.BatchQueue[Any], seed: float) -> None:
+    """Lists of many types through the bridge, one of which the thread and a finalizer may change."""
+    rng = random.Random(seed)
+    bridge = queue.bridge()
+    for _ in range(20):
+        items = [rng.choice(KINDS)() for _ in range(rng.randint(0, 40))]
+        with suppress(Exception):
+            bridge.produce_many(items)
+        with suppress(Exception):
+            bridge.produce_many(items[:5], timeout=0.001)
 
 
 async def run_seed(seed: int) -> int:
@@ -176,14 +268,21 @@ async def run_seed(seed: int) -> int:
         partitions=partitions,
         buffer_size=rng.choice([1, 3, 50]),
         overflow=rng.choice(["block", "reject"]),
+        selector=rng.choice([bq.type_hash, bq.round_robin, lambda: bq.by_key(key_of)])(),
         fallback=ignore,
     )
     queue: bq.BatchQueue[Any] = bq.BatchQueue(f"hostile-{seed}", config)
     world = Hostility(rng, queue)
+    threads = [threading.Thread(target=from_a_thread, args=(queue, rng.random())) for _ in range(rng.choice([0, 0, 2]))]
+    for thread in threads:
+        thread.start()
     for _ in range(200):
         await world.step()
         if rng.random() < 0.1:
             await asyncio.sleep(0)
+    Odd.act = None
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
     Odd.act = None
     report = await queue.shutdown(5)
     stats = queue.stats()
@@ -197,7 +296,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    logging.getLogger("batchqueue_async").setLevel(logging.CRITICAL)
+    for name in ("batchqueue_async", "asyncio"):  # of tasks that nobody looks at again, among others
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda _: None
     until = time.monotonic() + options.seconds

@@ -31,7 +31,8 @@ compiled_only = pytest.mark.skipif(not bq.accelerated, reason="the hot path is n
 
 
 def run_python(*arguments: str, **environment: str) -> str:
-    whole = {**os.environ, "PYTHONPATH": SUPPORT, "PYTHONHASHSEED": "0", **environment}
+    paths = os.pathsep.join([SUPPORT, *filter(None, [os.environ.get("PYTHONPATH")])])  # a build with sanitizers, say
+    whole = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", **environment}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=whole, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
