@@ -399,6 +399,109 @@ def test_what_is_accepted_comes_in_where_there_is_no_memory_for_a_lane():
         assert [lane.tail for lane in lanes] == [items[0 : sum(moved) : 2], items[1 : sum(moved) : 2]]
 
 
+@pytest.mark.parametrize("call", ["produce", "produce_many"])
+def test_a_thread_asks_once_for_each_key_also_where_it_waits(call):
+    seen: dict[int, list[int]] = {}
+
+    async def note(batch):
+        for item in batch:
+            seen.setdefault(item % 8, []).append(item)
+        await asyncio.sleep(0)
+
+    asked = Asked(lambda item: item % 8)
+    items = list(range(400))
+    with bq.SyncBridge() as bridge:
+        partitions = bq.PartitionPolicy.fixed(4)
+        config: Any = bq.QueueConfig(
+            consumer=note, partitions=partitions, selector=bq.by_key(asked), buffer_size=4, max_batch=3
+        )
+        queue = bridge.get_or_create("keys", config)
+        if call == "produce":
+            assert all(queue.produce(item) for item in items)
+        else:
+            assert sum(queue.produce_many(items[start : start + 40]) for start in range(0, 400, 40)) == 400
+        queue.flush()
+    assert asked.items == items
+    assert seen == {key: items[key::8] for key in range(8)}
+
+
+@pytest.mark.parametrize("error", [*ERRORS, StopIteration()], ids=repr)
+@pytest.mark.parametrize("in_hash", [False, True])
+def test_an_error_of_a_key_comes_out_in_the_thread(error, in_hash):
+    def key(item):
+        if item == 2 and not in_hash:
+            raise error
+        return Hashed(error) if item == 2 else item
+
+    seen: list[int] = []
+
+    async def note(batch):
+        seen.extend(batch)
+
+    with bq.SyncBridge() as bridge:
+        config: Any = bq.QueueConfig(
+            consumer=note, partitions=bq.PartitionPolicy.fixed(4), selector=bq.by_key(key), buffer_size=50
+        )
+        queue = bridge.get_or_create("keys", config)
+        for _ in range(3):
+            assert queue.produce(1)
+            with pytest.raises(type(error)):
+                queue.produce(2)
+            with pytest.raises(type(error)):
+                queue.produce_many([0, 1, 2, 3])
+        queue.flush()
+        stats = queue.stats()
+    assert seen == [1, 1, 1]
+    assert (stats.accepted, stats.handled, stats.refused) == (3, 3, 0)
+
+
+def test_a_key_function_of_a_thread_may_produce_and_close():
+    seen: list[int] = []
+
+    async def note(batch):
+        seen.extend(batch)
+
+    def key(item):
+        if item == 1:
+            assert queue.produce(50)
+        if item == 2:
+            queue.shutdown()
+        return item
+
+    with bq.SyncBridge() as bridge:
+        config: Any = bq.QueueConfig(
+            consumer=note, partitions=bq.PartitionPolicy.fixed(4), selector=bq.by_key(key), buffer_size=50
+        )
+        queue = bridge.get_or_create("keys", config)
+        assert [queue.produce(item) for item in range(4)] == [True, True, False, False]
+    assert sorted(seen) == [0, 1, 50]
+
+
+def test_threads_take_turns_with_partitions():
+    lengths: list[int] = []
+    gate = threading.Event()
+
+    async def hold(batch):
+        await asyncio.to_thread(gate.wait)
+        lengths.append(len(batch))
+
+    with bq.SyncBridge() as bridge:
+        config: Any = bq.QueueConfig(
+            consumer=hold,
+            partitions=bq.PartitionPolicy.fixed(4),
+            selector=bq.round_robin(),
+            buffer_size=6,
+            overflow="reject",
+        )
+        queue = bridge.get_or_create("turns", config)
+        accepted = sum(queue.produce(item) for item in range(200))
+        gate.set()
+        queue.flush()
+        stats = queue.stats()
+    assert stats.accepted == stats.handled == sum(lengths) == accepted >= 4
+    assert stats.refused == 200 - accepted
+
+
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
