@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F")
 
-API = 6
+API = 7
 """The same number as in hotpath.c: a file that was built from older sources is not used."""
 
 

@@ -32,7 +32,7 @@ static PyObject *no_call;         /* what `call_usual` answers with where nothin
 static PyObject *on_ready_method; /* DrainTask.on_ready, as the class has it */
 
 /* Raised whenever Python and C have to change together: a file that was built before is then not used. */
-#define API 6
+#define API 7
 
 /* Ask for memory that is needed soon. */
 #if defined(__GNUC__) || defined(__clang__)
