@@ -450,6 +450,9 @@ class ThreadInbox(Inbox, Generic[T]):
         if place is None:
             self._met.append(kind)
         index = stable_type_hash(kind) % len(self._shares) if place is None else place.partition.index
+        if index >= len(self._shares):
+            # The queue is growing just now, and meets us in a moment: then the item finds its way from here.
+            index %= len(self._shares)
         share = self._shares[index]
         if self.by_type is not None:
             self.by_type[kind] = share

@@ -207,9 +207,9 @@ class Intake(Generic[T]):
             by_type = self._router.by_type
             if by_type is not None and not one_type(items):  # the list of a single type is handed over whole
                 put_held(by_type, partition, items)
-            partition.adopt(self._by_lane(items) if items else ())
+            partition.adopt(self._by_lane(partition, items) if items else ())
 
-    def _by_lane(self, items: list[T]) -> list[tuple[Lane[T] | None, list[T]]]:
+    def _by_lane(self, partition: Partition[T], items: list[T]) -> list[tuple[Lane[T] | None, list[T]]]:
         """The items by type, while nothing moves: each type has its lane in the partition, or gets it now."""
         lists: list[list[T]] | None = group_by_type(items)
         if lists is None:
@@ -217,14 +217,14 @@ class Intake(Generic[T]):
             for item in items:
                 by_kind.setdefault(id(type(item)), []).append(item)
             lists = list(by_kind.values())
-        return [(self._lane_of(type(mine[0])), mine) for mine in lists]
+        return [(self._lane_of(partition, type(mine[0])), mine) for mine in lists]
 
-    def _lane_of(self, kind: type) -> Lane[T] | None:
+    def _lane_of(self, partition: Partition[T], kind: type) -> Lane[T] | None:
         try:
             route = self._router.route_of_type(kind)
         except Exception:  # noqa: BLE001 - the hash of a class may be the user's; an accepted item stays where it is
             return None
-        return route if isinstance(route, Lane) else None
+        return route if isinstance(route, Lane) and route.partition is partition else None
 
     def _take_in_anew(self, partition: Partition[T], items: list[T], *, evicts: bool) -> None:
         """The same one by one, each where it belongs by now."""

@@ -747,6 +747,9 @@ class Partition(PartitionFields, Generic[T]):
         """Let another partition hold a place in this one's stead, even beyond its bound."""
         self.held -= 1
         other.held += 1
+        self.serve()  # the place is free again, and nothing that is taken out would say so
+        if self.credits is not None:
+            self.credits.refill()
 
     def skip_held(self, count: int, sizes: Sequence[int]) -> None:
         """Items that were held for count as if they had come in and gone."""

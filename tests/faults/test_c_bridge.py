@@ -995,3 +995,82 @@ async def test_c_25_types_that_move_while_a_threads_items_evict_arrive_once():
     everything = [*seen, *report.undelivered]
     assert len(everything) == len(set(map(id, everything)))
     assert len(everything) == len(items) + len(late) - queue.stats().dropped_after
+
+
+def test_c_29_a_place_that_is_free_as_an_item_goes_elsewhere_is_for_those_who_wait():
+    """The queue grows after one of two threads in line has put its item in: that one goes to a new partition."""
+    policy = bq.PartitionPolicy.adaptive(1)
+    kinds = [type(f"Grown{number}", (), {}) for number in range(40)]
+    partitions = policy.resolve(1, 20)
+    stays, goes = (
+        next(kind for kind in kinds if bool(stable_type_hash(kind) % partitions) is away) for away in (False, True)
+    )
+    gate, calls = threading.Event(), []
+
+    async def handle(batch):
+        calls.append(batch)
+        if len(calls) == 1:
+            while not gate.is_set():
+                await asyncio.sleep(0)
+        elif len(calls) == 2:
+            until(lambda: queue._inbox.uncollected() == 1)
+            queue._inbox.collect = lambda: None  # as if the item came in right after the growing queue has collected
+            queue._queue.add_handler(int, handle, weight=20)
+            del queue._inbox.collect
+
+    config = bq.QueueConfig(
+        fallback=handle, partitions=policy, workers=bq.WorkerPolicy.fixed(1), buffer_size=1, max_batch=1
+    )
+    with bq.SyncBridge() as bridge:
+        queue: Any = bridge.get_or_create("grows", config)
+        assert queue.produce(stays(), timeout=PATIENCE)
+        until(lambda: calls)
+        assert queue.produce(stays(), timeout=PATIENCE)
+        first = Caller(queue.produce, goes())
+        until(lambda: queue._inbox.waiting() == 1)
+        second = Caller(queue.produce, stays())
+        until(lambda: queue._inbox.waiting() == 2)
+        queue.stats(timeout=PATIENCE)  # the loop has seen both
+        gate.set()
+        assert first.outcome()
+        assert second.outcome()
+        queue.flush(timeout=PATIENCE)
+        assert queue.stats(timeout=PATIENCE).handled == 4
+
+
+def test_c_30_a_type_whose_new_partition_a_thread_does_not_know_yet_comes_in():
+    """A growing queue finds new routes before the inbox meets the partitions that they lead to."""
+    policy = bq.PartitionPolicy.adaptive(1)
+    kinds = [type(f"Grown{number}", (), {}) for number in range(40)]
+    seen: list[Any] = []
+
+    async def handle(batch):
+        seen.extend(batch)
+
+    async def grow():
+        inbox = queue._inbox
+        queue._queue._router.on_rerouted = lambda: None
+        for kind in kinds[:20]:
+            queue._queue.add_handler(kind, handle)
+        routes = [queue._queue._router.route_of_type(kind) for kind in kinds]
+        assert max(route.partition.index for route in routes) > 0
+        items = [kind() for kind in kinds for _ in range(3)]
+        Caller(inbox_calls, items).outcome()  # while the loop stands between two steps of growing
+        queue._queue._router.on_rerouted = inbox.meet_partitions
+        inbox.meet_partitions()
+        return items
+
+    def inbox_calls(items):
+        assert all(queue.produce(item, timeout=0) for item in items[::3])
+        rest = [item for index, item in enumerate(items) if index % 3]
+        assert queue.produce_many(rest, timeout=0) == len(rest)
+
+    config = bq.QueueConfig(fallback=handle, partitions=policy, workers=bq.WorkerPolicy.fixed(1))
+    with bq.SyncBridge() as bridge:
+        queue: Any = bridge.get_or_create("grows", config)
+        items = bridge.call(grow, timeout=PATIENCE)
+        queue.flush(timeout=PATIENCE)
+    for kind in kinds:
+        mine = [item for item in items if type(item) is kind]
+        assert [item for item in seen if type(item) is kind] == mine
+    assert len(seen) == len(items)
