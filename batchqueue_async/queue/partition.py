@@ -330,10 +330,13 @@ class Partition(PartitionFields, Generic[T]):
 
     def rearm(self) -> None:
         """Set how many places the producers' fast path may fill."""
-        if self.closed or not self.listed or self.contended or self.byte_room is not None:
+        waiters = self.waiters
+        if self.closed or not self.listed or self.byte_room is not None or (waiters is not None and waiters.waiting):
             self._set_fast_slots(NO_SLOTS)
             return
-        room = self.room()
+        room = self.capacity - self.qsize() - self.held
+        if waiters is not None:
+            room -= waiters.reserved
         if self.linger_step is not None:
             # The item that fills the partition, or may fill the batch, takes the slow path: its drain has to know.
             room = min(room, self.linger_step) - 1
@@ -359,7 +362,7 @@ class Partition(PartitionFields, Generic[T]):
 
     def offer(self, item: T, into: Lane[T] | None = None) -> bool:
         """Take an item in if there is a free place and nobody waits for it."""
-        if self.closed or self.contended:
+        if self.closed or (self.waiters is not None and self.contended):
             return False
         if self.byte_room is not None:
             return self._offer_weighed((item,), self.byte_room)
@@ -386,7 +389,7 @@ class Partition(PartitionFields, Generic[T]):
         """Take all items in, in bulk, if there is room for all and nobody waits; else none."""
         if accelerated and put_together(into or self, items):
             return True
-        if self.closed or self.contended or not self.make_room(len(items)):
+        if self.closed or (self.waiters is not None and self.contended) or not self.make_room(len(items)):
             return False
         if self.byte_room is not None:
             return self._offer_weighed(items, self.byte_room)
@@ -424,7 +427,7 @@ class Partition(PartitionFields, Generic[T]):
         """How many of the items, in order, could come in now."""
         if self.byte_room is None:
             return 0 if self.full() else min(len(items), self.room())
-        if self.closed or self.contended:
+        if self.closed or (self.waiters is not None and self.contended):
             return 0
         return self.byte_room.prefix(self.byte_room.weigh(items[: max(0, self.room())]))
 
