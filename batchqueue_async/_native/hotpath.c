@@ -91,6 +91,9 @@ list_reserve(PyObject *op, Py_ssize_t places)
         list->ob_item = items;
         list->allocated = places;
     }
+#else
+    (void)op;
+    (void)places;
 #endif
     return 0;
 }
