@@ -1135,6 +1135,17 @@ call_get_inner_flag(PyObject *op, void *name)
     return call_get_inner(op, name);
 }
 
+#if PY_VERSION_HEX >= 0x030F0000
+/* What `inspect.getcoroutinestate` asks for. */
+static PyObject *
+call_get_state(PyObject *op, void *name)
+{
+    Call *self = (Call *)op;
+    return self->inner != NULL ? call_get_inner(op, name)
+                               : PyUnicode_FromString(self->queue != NULL ? "CORO_CREATED" : "CORO_CLOSED");
+}
+#endif
+
 static PyObject *
 call_get_name(PyObject *op, void *name)
 {
@@ -1171,6 +1182,9 @@ static PyGetSetDef call_getset[] = {
     {"cr_await", call_get_inner, NULL, NULL, "cr_await"},
     {"cr_frame", call_get_inner, NULL, NULL, "cr_frame"},
     {"cr_origin", call_get_inner, NULL, NULL, "cr_origin"},
+#if PY_VERSION_HEX >= 0x030F0000
+    {"cr_state", call_get_state, NULL, NULL, "cr_state"},
+#endif
     {"cr_running", call_get_inner_flag, NULL, NULL, "cr_running"},
     {"cr_suspended", call_get_inner_flag, NULL, NULL, "cr_suspended"},
     {NULL, NULL, NULL, NULL, NULL},

@@ -502,6 +502,7 @@ def test_a_short_list_comes_back_with_its_memory_and_a_long_one_without():
 
 
 @compiled_only
+@pytest.mark.skipif(sys.version_info >= (3, 15), reason="there lists grow by themselves")
 def test_the_next_list_begins_with_as_many_places_as_items_were_taken_last():
     partition = partition_like(tail=list(range(1_000)), fast_slots=_native.Countdown(None, 3))
     _native.take_usual(deque([partition]), [], 1, 1_000, maxsize)
