@@ -163,6 +163,14 @@ class _LoopStandIn(Waiter):
     def notify(self) -> None:
         self.share.granted(self)
 
+    def stand_for(self, wanted: int) -> None:
+        """So many places are wanted by now: some of those for whom it stands may have left, and others come.
+
+        Those who came since its turn began wait for its next turn: else it would never leave the head of the line,
+        where threads come as fast as they are served, and the loop's own producers would wait for ever.
+        """
+        self.want = min(self.want, wanted) or wanted
+
 
 class PartitionCredits(Share, Generic[T]):
     """One partition's share of a thread inbox; see the invariants at the top of the module.
@@ -239,7 +247,7 @@ class PartitionCredits(Share, Generic[T]):
         if self._stand_in is None:
             self._stand_in = _LoopStandIn(self)
         stands = bool(self._stand_in.want)
-        self._stand_in.want = wanted
+        self._stand_in.stand_for(wanted)
         if not stands:
             self.partition.join(self._stand_in)
 
@@ -249,8 +257,7 @@ class PartitionCredits(Share, Generic[T]):
         self.partition.use_reserved(stand_in, places)
         self.partition.hold(places)
         self.inbox.guarded(self._lend, places)
-        # Some of those for whom it stands may have left since, and others come.
-        stand_in.want = self.inbox.guarded(self._wanted)
+        stand_in.stand_for(self.inbox.guarded(self._wanted))
 
     def unload(self) -> list[T]:
         """Under the lock: what came in since the last time; its places are the partition's again."""

@@ -114,11 +114,14 @@ class WaiterQueue:
         waiter.want -= share
         waiter.reserved += share
         self.reserved += share
+        served = not waiter.want
         if share:
             self.granted[waiter] = None
             waiter.notify()
-        if not waiter.want:  # who stands for several may want some more by now
+        if not waiter.want:
             del self.waiting[waiter]
+        elif served:
+            self.waiting.move_to_end(waiter)  # it stands for others by now, who have come since: behind who was there
         return share > 0
 
     def use(self, waiter: Waiter, used: int) -> None:

@@ -158,6 +158,43 @@ async def test_c_18_threads_that_gave_up_leave_no_place_to_the_loop_alone():
         leave.set()
 
 
+@pytest.mark.parametrize("threads", [2, 32])
+async def test_c_31_the_loops_own_producers_get_their_turn_while_threads_wait_again_as_soon_as_they_are_served(threads):
+    """One stands in the loop's line for all threads: who comes later must not stand there in the place of the first."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handle(batch):
+        entered.set()
+        await leave.wait()
+
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("q", bq.QueueConfig(consumer=handle, buffer_size=1, max_batch=1))
+        inbox, partition = queue.bridge()._inbox, queue.router.partitions[0]
+        await queue.produce("held")
+        await entered.wait()
+        await queue.produce("first")
+        in_line = [ThreadWaiter(lambda: True) for _ in range(threads)]
+        for waiter in in_line:
+            assert inbox.wait_for(waiter, Offer(["thread's"]))
+        await asyncio.sleep(0)  # the loop sees that they wait
+        own = [asyncio.create_task(queue.produce(name)) for name in ("own", "own too")]
+        came = []
+        for _ in range(4 * threads):
+            await asyncio.sleep(0)
+            came += partition.take(1)
+            for waiter in [each for each in in_line if each.permits]:
+                inbox.fill(waiter, Offer(["thread's"]), lambda: None)
+                inbox.leave(waiter)
+                assert inbox.wait_for(waiter, Offer(["thread's"]))
+            await asyncio.sleep(0)
+        mine = ["thread's"] * threads
+        assert came[: 2 * threads + 3] == ["first", *mine, "own", "own too", *mine]
+        for waiter in in_line:
+            inbox.leave(waiter)
+        leave.set()
+        assert all(await asyncio.gather(*own))
+
+
 def test_a_fresh_loop_pauses_when_first_asked(clock):
     LoopPause().take()
     assert clock.pauses == [SHORTEST_PAUSE]
