@@ -597,11 +597,13 @@ class Partition(PartitionFields, Generic[T]):
 
     def take_runs(self, most: int) -> list[tuple[type | None, list[T]]]:
         """The same, as runs of items: of one type where the run names it, of any type else."""
-        if self.qsize() <= most and not self.waiters:
-            # In this order, for a finalizer or a signal handler may produce between any two steps: what comes in from
+        whole = self.qsize() <= most
+        if whole:
+            # First of all, for a finalizer or a signal handler may produce between any two steps: what comes in from
             # here on lists the partition anew.
             self.listed = False
             self._set_fast_slots(NO_SLOTS)
+        if whole and self.waiters is None:
             runs = self._open_runs()
             if self._sealed:
                 runs = [*self._all_sealed(), *runs]
@@ -613,7 +615,6 @@ class Partition(PartitionFields, Generic[T]):
                 self.credits.refill()
             return runs
         runs = self._remove(most)
-        self.listed = self.listed and self.qsize() > 0
         if self.waiters is not None:
             self.serve()
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import batchqueue_async as bq
+from batchqueue_async.queue.partition import Partition
 from batchqueue_async.testing import VirtualTimeLoop, settle
 
 if TYPE_CHECKING:
@@ -21,13 +22,13 @@ FOLDER = str(Path(bq.__file__).parent / "queue")
 class Interrupt:
     """Acts once, before the line with number `at` of those that the steps run."""
 
-    def __init__(self, at: int, act: Callable[[], object]) -> None:
-        self.at, self.act = at, act
+    def __init__(self, at: int, act: Callable[[], object], steps: set[str] = STEPS) -> None:
+        self.at, self.act, self.steps = at, act, steps
         self.lines = 0
 
     def on_call(self, frame: FrameType, _: str, __: Any) -> Any:
         code = frame.f_code
-        return self.on_line if code.co_name in STEPS and code.co_filename.startswith(FOLDER) else None
+        return self.on_line if code.co_name in self.steps and code.co_filename.startswith(FOLDER) else None
 
     def on_line(self, _: FrameType, event: str, __: Any) -> Any:
         if event == "line":
@@ -82,3 +83,51 @@ def test_c_21_a_finalizer_may_produce_amid_any_step_of_the_drain_task():
         while runner.run(interrupted(points + 1)):
             points += 1
     assert points > 50
+
+
+STEPS_OF_A_TAKE = {"take_runs", "qsize", "seal", "_open_runs", "_remove", "serve", "rearm", "_set_fast_slots"}
+
+
+def interrupted_take(at: int) -> bool:
+    """Whether there was such a line in a take, as a producer has a place there that it then gives up."""
+    told: list[Partition[str]] = []
+
+    def on_ready(partition: Partition[str]) -> float:
+        told.append(partition)
+        return 0.0
+
+    partition = Partition[str](0, 4, on_ready)
+    for item in "abcd":
+        assert partition.offer(item)
+    quits, stays = partition.wait_for(["x", "y", "z"]), partition.wait_for(["last"])
+    partition.take(3)
+    partition.leave(quits)
+    assert (partition.room(), partition.reserved) == (2, 1)
+    told.clear()
+
+    def put() -> None:
+        for _ in partition.fast_slots:
+            partition.tail.append("finalizer")
+            return
+        assert partition.offer("finalizer")
+
+    interrupt = Interrupt(at, put, STEPS_OF_A_TAKE)
+    tracer = sys.gettrace()
+    sys.settrace(interrupt.on_call)
+    try:
+        taken = partition.take(4)
+    finally:
+        sys.settrace(tracer)
+    partition.leave(stays)
+    assert taken + partition.items() == ["d", *["finalizer"] * (interrupt.lines >= at)], at
+    assert partition.listed or partition.empty(), at
+    assert len(told) <= 1, at
+    return interrupt.lines >= at
+
+
+async def test_c_32_a_finalizer_may_produce_amid_any_step_of_a_take_while_a_producer_has_a_place():
+    """What it put into the fast path, which is open then, was not known to the drain task."""
+    points = 0
+    while interrupted_take(points + 1):
+        points += 1
+    assert points > 25
