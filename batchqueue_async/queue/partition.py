@@ -750,7 +750,7 @@ class Partition(PartitionFields, Generic[T]):
     def pass_held(self, other: Partition[T]) -> None:
         """Let another partition hold a place in this one's stead, even beyond its bound."""
         self.held -= 1
-        other.held += 1
+        other.hold_for_migration(1, ())
         self.serve()  # the place is free again, and nothing that is taken out would say so
         if self.credits is not None:
             self.credits.refill()

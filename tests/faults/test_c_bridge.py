@@ -19,6 +19,7 @@ from bridge_tools import PATIENCE, Caller, Held, run_file, run_script, until
 import batchqueue_async as bq
 from batchqueue_async.bridge.watchdog import watchdog
 from batchqueue_async.policies import stable_type_hash
+from batchqueue_async.queue.partition import Partition
 
 PREAMBLE = """
 import asyncio, os, signal, sys, threading, time
@@ -1074,3 +1075,35 @@ def test_c_30_a_type_whose_new_partition_a_thread_does_not_know_yet_comes_in():
         mine = [item for item in items if type(item) is kind]
         assert [item for item in seen if type(item) is kind] == mine
     assert len(seen) == len(items)
+
+
+# -- C-33: what goes on to another partition takes its place there
+
+
+async def test_c_33_items_of_threads_that_go_elsewhere_take_their_places_from_the_fast_path_there():
+    """They came in before the queue grew; their type moves, and until it arrives they only hold their places."""
+    old, new = Partition[str](0, 4), Partition[str](1, 4, lambda _: 0.0)
+    assert new.offer("first")
+    old.hold(3)
+    for _ in range(3):
+        old.pass_held(new)
+    for _ in new.fast_slots:
+        new.tail.append("more")
+    assert new.qsize() + new.held == 4
+    assert (old.held, old.room()) == (0, 4)
+
+
+async def test_c_33_a_batch_that_waits_for_more_leaves_as_what_comes_from_elsewhere_fills_its_partition():
+    told = []
+
+    def on_ready(each):
+        told.append((each.qsize(), each.held, each.full()))
+        each.linger_step = 100
+        return 0.0
+
+    old, new = Partition[str](0, 4), Partition[str](1, 4, on_ready)
+    assert new.offer("first")
+    old.hold(3)
+    for _ in range(3):
+        old.pass_held(new)
+    assert told[-1] == (1, 3, True)
