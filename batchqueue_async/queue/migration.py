@@ -88,6 +88,8 @@ class Migration(Generic[T]):
             # Those who wait behind need the source now, which may wait for them.
             for other in self.target.everyone_waiting():
                 other.look_for_circle()
+        if self.target.credits is not None:
+            self.target.credits.refill()
 
     def evict(self) -> T:
         """Remove the oldest item that can make room in the target."""

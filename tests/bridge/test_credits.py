@@ -11,6 +11,9 @@ import batchqueue_async as bq
 from batchqueue_async.bridge import credits as credits_module
 from batchqueue_async.bridge.credits import LONGEST_PAUSE, PAUSE_SHARE, SHORTEST_PAUSE, LoopPause, ThreadWaiter
 from batchqueue_async.bridge.inbox import Offer
+from batchqueue_async.queue.migration import Migration
+from batchqueue_async.queue.partition import Partition
+from batchqueue_async.testing import RecordingHandler
 
 
 class Clock:
@@ -193,6 +196,21 @@ async def test_c_31_the_loops_own_producers_get_their_turn_while_threads_wait_ag
             inbox.leave(waiter)
         leave.set()
         assert all(await asyncio.gather(*own))
+
+
+async def test_threads_are_lent_what_is_left_as_the_last_item_in_the_loops_line_goes_into_a_migration():
+    """Nothing is lent while somebody waits; and such an item is not in the partition, which nobody takes from then."""
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("q", bq.QueueConfig(consumer=RecordingHandler(), buffer_size=2))
+        inbox, new = queue.bridge()._inbox, queue.router.partitions[0]
+        migration = Migration(Partition[str](1, 2), new, lambda: new, lambda _: None)
+        assert await queue.produce_many(["a", "b"]) == 2
+        waiter = new.wait_for(["moves"])
+        assert new.take(2) == ["a", "b"]
+        migration.fill(waiter, ["moves"])
+        assert inbox.put("fits") is None
+        assert inbox.put("no room") is not None
+        migration.arrive()
 
 
 def test_a_fresh_loop_pauses_when_first_asked(clock):
