@@ -179,9 +179,10 @@ class PartitionCredits(Share, Generic[T]):
         free: places that a producer may take at once; the hot path counts them down by itself.
         items: what came in and the loop has not moved into the partition; the hot path appends by itself.
         batch: how many these were the last time; the hot path makes room for as many at once.
+        stands: the loop's: whether it stands in the partition's own line for those who wait at the inbox.
     """
 
-    __slots__ = ("_lent", "_owed", "_shared", "_stand_in", "_waiters", "inbox", "line", "partition")
+    __slots__ = ("_lent", "_owed", "_shared", "_stand_in", "_waiters", "inbox", "line", "partition", "stands")
 
     def __init__(self, inbox: ThreadInbox[T], partition: Partition[T]) -> None:
         self.inbox = inbox
@@ -196,6 +197,7 @@ class PartitionCredits(Share, Generic[T]):
         self._lent = 0
         self._owed = 0
         self._stand_in: _LoopStandIn | None = None
+        self.stands = False
         self._shared = False
         """The loop's: whether its own producers need places too, so that the inbox may not have all of them."""
 
@@ -240,15 +242,20 @@ class PartitionCredits(Share, Generic[T]):
         return self.free
 
     def queue_up(self) -> None:
-        """Join the partition's own line for those who wait at the inbox."""
+        """Stand in the partition's own line for those who wait at the inbox, for as long as there are any."""
         wanted = self.inbox.guarded(self._wanted)
-        if not wanted or self.partition.closed:
+        if self.partition.closed:
+            return
+        if not wanted:
+            if self.stands and self._stand_in is not None:
+                self.stands = False
+                self.partition.leave(self._stand_in)
             return
         if self._stand_in is None:
             self._stand_in = _LoopStandIn(self)
-        stands = bool(self._stand_in.want)
         self._stand_in.stand_for(wanted)
-        if not stands:
+        if not self.stands:
+            self.stands = True
             self.partition.join(self._stand_in)
 
     def granted(self, stand_in: _LoopStandIn) -> None:
@@ -258,6 +265,7 @@ class PartitionCredits(Share, Generic[T]):
         self.partition.hold(places)
         self.inbox.guarded(self._lend, places)
         stand_in.stand_for(self.inbox.guarded(self._wanted))
+        self.stands = bool(stand_in.want)
 
     def unload(self) -> list[T]:
         """Under the lock: what came in since the last time; its places are the partition's again."""
@@ -338,6 +346,10 @@ class PartitionCredits(Share, Generic[T]):
         self.free += places
         self._waiters.discard(waiter)
         self.serve()
+
+    def in_vain(self) -> bool:
+        """Whether it stands in the partition's line, which is in the way of others there, and nobody in its own."""
+        return self.stands and not self._in_line()
 
     def send_away(self) -> None:
         """Let everybody who waits stop it and look again."""

@@ -328,7 +328,7 @@ class ThreadInbox(Inbox, Generic[T]):
         if share is None:
             return
         if self.closed or waiter.epoch != self._epoch:
-            share.leave(waiter)  # it finds that it has to join a line again, if it can
+            self._leave(waiter)  # it finds that it has to join a line again, if it can
             return
         if not (waiter.permits or inside):
             share.balance()
@@ -341,8 +341,12 @@ class ThreadInbox(Inbox, Generic[T]):
         self.guarded(self._leave, waiter)
 
     def _leave(self, waiter: ThreadWaiter) -> None:
-        if waiter.share is not None:
-            waiter.share.leave(waiter)
+        share = waiter.share
+        if share is not None:
+            share.leave(waiter)
+            if share.in_vain() and not (self.waking or self.closed):
+                with contextlib.suppress(QueueClosedError):
+                    self.wake_loop()
 
     def break_wait(self, waiter: ThreadWaiter) -> None:
         """End a wait that nothing else could end."""
@@ -351,7 +355,7 @@ class ThreadInbox(Inbox, Generic[T]):
     def _break_wait(self, waiter: ThreadWaiter) -> None:
         if waiter.share is not None:
             waiter.stuck = True
-            waiter.share.leave(waiter)
+            self._leave(waiter)
             waiter.wake()
 
     def refuse(self, count: int) -> None:
@@ -501,6 +505,9 @@ class ThreadInbox(Inbox, Generic[T]):
         for share in new if not self.evicts else ():
             share.partition.credits = share
             share.refill()
+        for share in self._shares:
+            if share.stands:
+                share.queue_up()  # those for whom it stood were sent away
 
     def _take_routes(self, new: list[PartitionCredits[T]]) -> bool:
         """Under the lock; False when the inbox is closed."""
@@ -533,12 +540,12 @@ class ThreadInbox(Inbox, Generic[T]):
             share.queue_up()
 
     def _collect(self, inside: bool) -> list[PartitionCredits[T]]:  # noqa: FBT001 - what `is_held_here` said, by place: a hot path
-        """Under the lock; the shares in whose line somebody stands."""
+        """Under the lock; the shares in whose line somebody stands, or that stand in the loop's for somebody."""
         self.waking = False
         self._unload(rerouted=False)
         waiting: list[PartitionCredits[T]] = []
         for share in self._shares:
-            if share.line:
+            if share.line or share.stands:
                 waiting.append(share)
                 if not inside:
                     share.balance()

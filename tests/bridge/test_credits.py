@@ -213,6 +213,38 @@ async def test_threads_are_lent_what_is_left_as_the_last_item_in_the_loops_line_
         migration.arrive()
 
 
+@pytest.mark.parametrize("way", ["give up", "broken off", "sent away"])
+async def test_c_34_threads_that_gave_up_with_their_places_are_not_in_the_way_of_the_loops_own_producers(way):
+    """Nobody takes anything from an empty partition any more, which would serve the line."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handle(batch):
+        entered.set()
+        await leave.wait()
+
+    async with bq.BatchQueueManager() as manager:
+        queue = manager.create("q", bq.QueueConfig(consumer=handle, buffer_size=1, max_batch=1))
+        inbox, partition = queue.bridge()._inbox, queue.router.partitions[0]
+        await queue.produce("held")
+        await entered.wait()
+        await queue.produce("first")
+        waiters = [ThreadWaiter(lambda: True) for _ in range(2)]
+        for waiter in waiters:
+            assert inbox.wait_for(waiter, Offer(["thread's"]))
+        await asyncio.sleep(0)  # the loop sees that they wait
+        assert partition.take(1) == ["first"]
+        assert [waiter.permits for waiter in waiters] == [1, 0]
+        assert not queue.produce_nowait("too early")
+        if way == "sent away":
+            inbox.meet_partitions()
+        for waiter in waiters if way != "sent away" else ():
+            (inbox.leave if way == "give up" else inbox.break_wait)(waiter)
+        await asyncio.sleep(0)
+        assert partition.waiting == 0
+        assert queue.produce_nowait("own")
+        leave.set()
+
+
 def test_a_fresh_loop_pauses_when_first_asked(clock):
     LoopPause().take()
     assert clock.pauses == [SHORTEST_PAUSE]
