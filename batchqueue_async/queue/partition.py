@@ -303,7 +303,8 @@ class Partition(PartitionFields, Generic[T]):
     @property
     def reserved(self) -> int:
         """How many places are reserved for waiters and not filled yet."""
-        return 0 if self.waiters is None else self.waiters.reserved
+        waiters = self.waiters  # read once: other threads ask too
+        return 0 if waiters is None else waiters.reserved
 
     @property
     def contended(self) -> bool:
@@ -578,8 +579,11 @@ class Partition(PartitionFields, Generic[T]):
         """Whom a producer that waits here needs."""
         if self.owner is None:
             return []
-        # With nothing to take out, room comes only from what is on its way here: one of its sources must finish first.
-        coming = [] if self.qsize() else [each.source.owner for each in self.arriving or () if each.items]
+        # With nothing to take out, and nobody about to put in, room comes only from what is on its way here: one of its
+        # sources must finish first.
+        coming = (
+            [] if self.qsize() or self.reserved else [each.source.owner for each in self.arriving or () if each.items]
+        )
         sources = [owner for owner in coming if owner is not None]
         return [[self.owner], sources] if sources else [[self.owner]]
 

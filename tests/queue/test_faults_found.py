@@ -386,6 +386,60 @@ async def test_a_handler_whose_own_round_holds_up_the_type_that_it_produces_gets
     assert isinstance(outcome[1], bq.DeadlockError)
 
 
+async def test_c_35_a_handler_may_wait_for_a_place_that_another_producer_is_about_to_fill(manager):
+    """The partition is empty but for a type on its way; the other's item comes in, goes out, and leaves its place."""
+    gate = asyncio.Event()
+
+    async def hold(batch: list[Any]) -> None:
+        await gate.wait()
+
+    config = bq.QueueConfig(
+        workers=bq.WorkerPolicy.fixed(2),
+        partitions=bq.PartitionPolicy.adaptive(),
+        buffer_size=2,
+        max_batch=2,
+        fallback=hold,
+    )
+    queue = manager.create("q", config)
+    outcome: list[object] = []
+    kinds = [type(f"Grow{number}", (int,), {"__module__": "tests"}) for number in range(500)]
+    select = bq.type_hash()
+    moving = next(kind for kind in kinds[2:] if select(kind(), 2) == 0 and select(kind(), 3) == 2)
+    native = next(kind for kind in kinds[2:] if kind is not moving and select(kind(), 3) == 2)
+
+    async def handle(batch: list[Any]) -> None:
+        if outcome:
+            return
+        outcome.append(None)
+        for kind in kinds[:2]:
+            queue.add_handler(kind, RecordingHandler())
+        target = queue._router.partitions[2]
+        if target.owner is queue._drains[0]:
+            queue._drains[0].hand_over(target, queue._drains[1])
+        assert queue.produce_nowait(moving(2))
+        assert queue.produce_nowait(native(1))
+        await settle()
+        assert queue.produce_nowait(native(2))
+        assert (target.held, target.qsize()) == (1, 1)
+        other = asyncio.create_task(queue.produce(native(3)))
+        await settle()
+        gate.set()
+        while not target.reserved:
+            assert target.waiting
+            await asyncio.sleep(0)
+        assert target.empty()
+        outcome.append(await queue.produce(moving(3)))
+        assert await other
+
+    queue.add_handler(moving, handle)
+    assert queue.partition_count == 2
+    await queue.produce(moving(1))
+    async with asyncio.timeout(10):
+        await queue.flush()
+    assert outcome == [None, True]
+    assert queue.stats().failed == 0
+
+
 # -- accounts --------------------------------------------------------------------------------------------------------
 
 
