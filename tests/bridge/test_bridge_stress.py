@@ -251,7 +251,8 @@ class _Mixed:
 
     def interrupt(self, threads, seed):
         chance = random.Random(seed)
-        while len(self.ended) < len(threads):
+        # One that an interrupt ended in the midst of saying so is not among those that have ended.
+        while len(self.ended) < len(threads) and any(thread.is_alive() for thread in threads):
             with self.lock:
                 producer = chance.randrange(len(threads))
                 if producer not in self.ended:
