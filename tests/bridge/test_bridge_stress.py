@@ -322,7 +322,17 @@ async def _all_places_are_accounted_for(inbox):
         assert all(each.stays for each in share.partition.everyone_waiting())  # for threads that have left
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt amid a weakref's callback
+@pytest.fixture
+def unraisable(monkeypatch):
+    """What is raised where nothing can raise, in a weak reference's callback, say: kept by what nothing interrupts."""
+    met = []
+    monkeypatch.setattr(sys, "unraisablehook", met.append)
+    yield met
+    monkeypatch.undo()
+    assert {each.exc_type for each in met} <= {KeyboardInterrupt}
+
+
+@pytest.mark.usefixtures("unraisable")
 @pytest.mark.parametrize("seed", range(24))
 def test_random_threads_with_lists_of_mixed_types(seed, switching):
     """Amid handlers that are added, a queue that grows, coroutines on its loop, interrupts, and a close at times."""
