@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import pickle
 import sqlite3
@@ -126,3 +127,30 @@ async def test_x_1_what_is_not_a_number_is_refused_and_not_stored_as_null(path):
 def test_the_schema_mode_is_checked():
     with pytest.raises(bq.ConfigError, match="schema='wide'"):
         SqliteSink("x.db", schema="wide")
+
+
+# -- who meets a file that another makes just now ------------------------------------------------------------
+
+
+async def test_x_48_a_file_that_another_writes_is_opened_as_soon_as_it_is_free(path):
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("CREATE TABLE theirs (v)")
+        other.execute("BEGIN IMMEDIATE")
+        sink = SqliteSink(path)
+        opening = asyncio.create_task(sink.open())
+        done, _ = await asyncio.wait([opening], timeout=0.1)
+        assert not done
+        other.execute("COMMIT")
+        await opening
+        await sink.close()
+    assert sql(path, "PRAGMA journal_mode") == [("wal",)]
+
+
+async def test_x_48_it_waits_no_longer_than_the_busy_timeout(path):
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE theirs (v)")
+        other.execute("BEGIN IMMEDIATE")
+        sink = SqliteSink(path, busy_timeout=0.02)
+        with pytest.raises(bq.RetryableError, match="database is locked"):
+            await sink.open()
+        await sink.close()

@@ -114,7 +114,7 @@ class Table:
         with self._errors():
             connection = sqlite3.connect(self.path, timeout=self.busy_timeout, isolation_level=None)
             self._connection = connection
-            connection.execute(f"PRAGMA journal_mode={journal}")
+            self._set_journal(connection, journal)
             connection.execute("PRAGMA synchronous=FULL")
             with self.transaction():
                 for statement in _TABLES.split(";"):
@@ -122,6 +122,22 @@ class Table:
                 if connection.execute(_DATED).fetchone() is None:  # of an earlier version
                     connection.execute("ALTER TABLE batchqueue_ledger ADD COLUMN noted_at REAL")
                 self.columns = self._existing()
+
+    def _set_journal(self, connection: sqlite3.Connection, journal: str) -> None:
+        """Choose the journal, waiting for others up to the busy timeout.
+
+        SQLite itself waits for nobody here: of two connections that meet a new file at the same moment one is refused.
+        """
+        end = clock.monotonic() + self.busy_timeout
+        while True:
+            try:
+                connection.execute(f"PRAGMA journal_mode={journal}")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or clock.monotonic() >= end:
+                    raise
+                clock.sleep(0.01)
+            else:
+                return
 
     def close(self) -> None:
         """Disconnect; an open transaction is undone."""
